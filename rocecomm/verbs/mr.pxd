@@ -1,0 +1,11 @@
+# cython: language_level=3
+from rocecomm.verbs.buffer cimport Buffer
+from rocecomm.verbs.handle cimport Handle
+from rocecomm.verbs.libibverbs cimport ibv_mr
+from rocecomm.verbs.pd cimport PD
+
+cdef class MR(Handle):
+    cdef ibv_mr *mr
+    cdef readonly PD pd
+    cdef readonly Buffer buffer     # the export, held until ibv_dereg_mr has succeeded
+    cdef readonly int access_bits

@@ -1,0 +1,10 @@
+# cython: language_level=3
+from rocecomm.verbs.handle cimport Handle
+from rocecomm.verbs.libibverbs cimport ibv_srq
+from rocecomm.verbs.pd cimport PD
+
+cdef class SRQ(Handle):
+    cdef ibv_srq *srq
+    cdef readonly PD pd
+    cdef readonly int max_wr
+    cdef readonly int max_sge
