@@ -5,7 +5,7 @@ from rocecomm.verbs.provider cimport Provider
 
 cdef class Context(Handle):
     cdef ibv_context *ctx
-    cdef Provider provider
+    cdef readonly Provider provider
     cdef readonly str name          # device name
     cdef Py_ssize_t memories        # live Memory objects: the device stays open for them
     cdef dict by_pointer            # C pointer -> weakref of CQ, QP, SRQ (for events)

@@ -4,19 +4,25 @@
 cdef class Handle:
     cdef object __weakref__
     cdef dict children              # id -> weakref of everything made from this object
+    cdef tuple parents              # Handles that must outlive this one
     cdef unsigned int generation    # fork generation of the creator
+    cdef int creator                # its pid, for messages
     cdef int users                  # calls that run without the GIL right now
     cdef bint is_open
+    cdef bint is_closing
 
-    cdef int ensure_open(self) except -1
-    cdef bint is_foreign(self) noexcept             # created before a fork, we are the child
-    cdef int adopt(self, Handle child) except -1    # parent.adopt(child)
-    cdef int disown(self, Handle child) except -1
-    cdef int opened(self) except -1                 # the C object exists from now on
-    cdef int free_handle(self) except -1            # overridden: destroys the C object or raises
-    cdef void drop(self) noexcept                   # overridden: forget the C object (child of a fork)
-    cdef object device_name(self)                   # overridden: for messages
+    cdef int ensure_open(self) except -1            # raises ClosedError
+    cdef bint is_foreign(self) noexcept             # made before a fork, and we are the child
+    cdef int opened(self, tuple parents) except -1  # the C object exists from now on
+    cdef int finalize(self) noexcept                # called by __dealloc__ of each class
+    cdef void settle(self) noexcept                 # the C object is gone
+    # overridden by each class
+    cdef int free_handle(self) noexcept             # destroys the C object: 0 or errno
+    cdef str free_verb(self)                        # the verb that free_handle calls
+    cdef str device_name(self)
+    cdef void leak(self) noexcept                   # could not be freed: keep memory for ever
 
 
-cdef object verbs_error(str verb, int errno, object device, str detail)
-cdef void warn_leak(object what, object why) noexcept
+cdef object verbs_error(str verb, int err, str device, str detail)
+cdef object u64(object value, str what)             # ValueError unless 0 <= value < 2**64
+cdef object u32(object value, str what)

@@ -69,4 +69,5 @@ cdef class Provider:
     cdef void *handle               # never dlclosed
     cdef readonly str name          # "softnic" or "libibverbs"
     cdef readonly str path          # what was dlopened
+    cdef void *symbol(self, str name, bint required) except? NULL
     cdef int load(self) except -1

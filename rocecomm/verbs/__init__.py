@@ -1,0 +1,1 @@
+"""libibverbs for Python: one class per verbs object; no policy, no threads."""
