@@ -8,5 +8,5 @@ cdef class AH(Handle):
     cdef readonly PD pd
 
 
-cdef int fill_ah_attr(ibv_ah_attr *attr, int port_num, object gid, int sgid_index, int dlid,
-                      int sl, int traffic_class, int hop_limit, unsigned int flow_label) except -1
+cdef int fill_ah_attr(ibv_ah_attr *out, object attr) except -1     # from an AHAttr
+cdef object read_ah_attr(const ibv_ah_attr *attr)                   # to an AHAttr

@@ -15,3 +15,8 @@ cdef class CQ(Handle):
     cdef ibv_wc *scratch                    # for poll(n); taken by one thread at a time
     cdef int scratch_len
     cdef bint scratch_busy
+    cdef ibv_wc *take_scratch(self, int n) except NULL
+
+
+cdef class WC:
+    cdef ibv_wc wc

@@ -1,9 +1,10 @@
 # cython: language_level=3
 from rocecomm.verbs.cq cimport CQ
 from rocecomm.verbs.handle cimport Handle
-from rocecomm.verbs.libibverbs cimport ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge
+from rocecomm.verbs.libibverbs cimport ibv_qp
 from rocecomm.verbs.pd cimport PD
 from rocecomm.verbs.srq cimport SRQ
+from rocecomm.verbs.work cimport RecvRoom, SendRoom
 
 cdef class QP(Handle):
     cdef ibv_qp *qp
@@ -18,10 +19,9 @@ cdef class QP(Handle):
     cdef readonly int max_recv_sge
     cdef readonly int max_inline_data
     cdef readonly bint sq_sig_all
-    # work request arrays of the columnar forms, allocated once
-    cdef ibv_send_wr *send_wrs
-    cdef ibv_recv_wr *recv_wrs
-    cdef ibv_sge *send_sges
-    cdef ibv_sge *recv_sges
+    # work request arrays of the columnar forms, one thread at a time
+    cdef SendRoom send_room
+    cdef RecvRoom recv_room
     cdef bint send_busy
     cdef bint recv_busy
+    cdef int no_srq(self) except -1
