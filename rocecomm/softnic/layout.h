@@ -1,0 +1,297 @@
+/* The shared memory of the fabric: every byte that two processes both look at.
+ *
+ * One directory per user holds a small file "fabric" (slot generations, and one byte-range
+ * lock per slot that says who lives) and one sparse file "seg-SLOT" per opened device context.
+ * A segment begins with struct sn_seg; fixed tables of QPs, CQs, SRQs and MRs follow, then a heap
+ * of pages for the rings. Tables and heap get memory (fallocate) before they are first touched.
+ *
+ * Words: a *slot* is the place of one context, its *id* is slot and generation, never used again
+ * soon. R is the requester of a work request, T its responder (target). The *executor* is the
+ * process that carries a request out: R's, or T's when R is asleep.
+ */
+#ifndef SN_LAYOUT_H
+#define SN_LAYOUT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#define SN_MAGIC 0x30636e74666f73ULL /* "softnc0" */
+#define SN_LAYOUT_VERSION 1u
+
+#define SN_SLOT_BITS 12
+#define SN_SLOTS (1u << SN_SLOT_BITS)
+#define SN_QPS 4096u /* per slot; QP number = slot << 12 | index */
+#define SN_CQS 4096u
+#define SN_SRQS 1024u
+#define SN_MRS 65536u /* key = index << 16 | tag */
+#define SN_POOLS 256u
+#define SN_CLAIMS 64u
+#define SN_CLAIM_KEYS 4u
+#define SN_MAX_SGE 32u
+#define SN_SMALL 256u /* payloads up to this travel in slots beside the work request */
+#define SN_LAZY 64u   /* receives of one QP whose payload waits in its slot for the poll */
+#define SN_SEG_SIZE (1ULL << 30)
+#define SN_MAX_CQE 65536
+#define SN_MAX_WR 16384u
+#define SN_MAX_INLINE 1024u
+#define SN_MAX_RD_ATOM 16
+#define SN_GIDS 3 /* entries in use; the table has room for more */
+#define SN_GID_TABLE 16
+
+#define SN_ALIGNED _Alignas(64)
+
+typedef uint32_t sn_id; /* generation << SN_SLOT_BITS | slot; 0 is nobody */
+
+struct sn_lock {
+	_Atomic sn_id owner;
+};
+
+struct sn_fabric {
+	uint64_t magic;
+	uint32_t version;
+	_Atomic uint32_t next_slot;
+	_Atomic uint32_t generation[SN_SLOTS];
+};
+
+struct sn_sge {
+	uint64_t addr;
+	uint32_t length;
+	uint32_t lkey;
+};
+
+/* ---- receive side ------------------------------------------------------------------------ */
+
+enum sn_rwqe_state { SN_RWQE_FREE, SN_RWQE_POSTED, SN_RWQE_TAKEN, SN_RWQE_LAZY, SN_RWQE_MOVING, SN_RWQE_PLACED };
+
+struct sn_rwqe {
+	uint64_t wr_id;
+	_Atomic uint32_t state;
+	uint32_t qp;	   /* index of T's QP that took it */
+	uint32_t lazy_len; /* bytes that wait in `small` */
+	uint32_t num_sge;
+	_Atomic sn_id mover; /* who copies `small` into place */
+	uint32_t reserved;
+	SN_ALIGNED uint8_t small[SN_SMALL];
+	struct sn_sge sge[]; /* max_sge of the queue */
+};
+
+/* A receive queue: of one QP, or shared (SRQ). */
+struct sn_rq {
+	struct sn_lock lock;
+	uint32_t size; /* a power of two */
+	uint32_t max_sge;
+	uint32_t stride;
+	uint64_t wqes; /* offset in the segment */
+	uint64_t ring; /* offset of uint32_t[size]: indices of posted entries */
+	_Atomic uint32_t head, tail;
+	_Atomic uint32_t waiting; /* senders that found it empty */
+	uint32_t live;
+};
+
+struct sn_srq {
+	struct sn_rq rq;
+	uint32_t pd;
+	_Atomic uint32_t limit;
+	_Atomic uint32_t epoch;
+	_Atomic uint64_t waiters[SN_QPS / 64]; /* T's QPs whose peer waits for a receive */
+};
+
+/* ---- send side --------------------------------------------------------------------------- */
+
+struct sn_swqe {
+	uint64_t wr_id;
+	uint32_t opcode; /* enum ibv_wr_opcode */
+	uint32_t flags;	 /* enum ibv_send_flags */
+	uint32_t imm;
+	uint32_t num_sge;
+	uint64_t remote_addr;
+	uint64_t compare_add, swap;
+	uint32_t rkey;
+	uint32_t length;
+	uint32_t staged; /* the payload lies in the data area (inline, or parked and small) */
+	uint32_t ud_qpn, ud_qkey;
+	uint32_t data; /* offset of the data area from the start of the entry */
+	struct sn_sge sge[];
+};
+
+enum sn_wait { SN_WAIT_NOTHING, SN_WAIT_PEER, SN_WAIT_RNR };
+
+struct sn_sq {
+	uint32_t size; /* a power of two */
+	uint32_t max_sge;
+	uint32_t max_inline;
+	uint32_t stride;
+	uint64_t wqes; /* offset in the segment */
+	SN_ALIGNED _Atomic uint32_t tail; /* posted, written by the owner */
+	SN_ALIGNED struct sn_lock exec;	  /* whoever executes holds it */
+	_Atomic uint32_t head;		  /* next to execute */
+	_Atomic uint32_t completing;	  /* position + 1 of the entry whose completion is being pushed */
+	_Atomic uint32_t wait;		  /* enum sn_wait: why the head waits */
+	uint32_t peer_epoch;	  /* T's epoch + 1 since the first message, 0 before */
+	_Atomic uint64_t deadline; /* CLOCK_MONOTONIC ns when the wait turns into an error; 0: never */
+};
+
+#define SN_QP_FREE 0xffu
+
+struct sn_qp {
+	_Atomic uint32_t state; /* enum ibv_qp_state or SN_QP_FREE */
+	_Atomic uint32_t epoch; /* changes at every RESET and destroy; older completions are void */
+	uint32_t qpn;
+	uint32_t type;
+	uint32_t pd;
+	_Atomic uint32_t access;
+	uint32_t send_cq, recv_cq;
+	int32_t srq;
+	uint32_t dest_qpn;
+	uint32_t qkey;
+	uint8_t timeout, retry_cnt, rnr_retry, min_rnr_timer;
+	uint8_t max_rd_atomic, max_dest_rd_atomic, sq_sig_all, path_mtu;
+	SN_ALIGNED struct sn_sq sq;
+	SN_ALIGNED struct sn_rq rq;
+	/* Receives of this QP whose payload still waits in the entry's slot: a later write, read
+	 * or atomic puts them in place first. Produced under R's exec lock, consumed by T's poll. */
+	SN_ALIGNED _Atomic uint32_t lazy_made;
+	_Atomic uint32_t lazy_polled;
+	uint32_t lazy[SN_LAZY];
+};
+
+/* ---- completions ------------------------------------------------------------------------- */
+
+#define SN_CQE_LAZY 1u
+#define SN_CQE_RECV 2u
+
+struct sn_cqe {
+	uint64_t wr_id;
+	uint32_t qpn;
+	uint32_t epoch;
+	uint32_t byte_len;
+	uint32_t imm;
+	uint32_t src_qp;
+	uint16_t wc_flags;
+	uint8_t status;
+	uint8_t opcode;
+	uint32_t rwqe; /* receive entry that this completion gives back */
+	uint16_t kind; /* SN_CQE_* */
+	uint16_t vendor_err;
+	int32_t srq; /* the entry is one of this SRQ's, -1: of the QP's own queue */
+	uint32_t srq_epoch;
+	uint64_t reserved;
+	uint32_t reserved2;
+	_Atomic uint32_t seq; /* position + 1, written last */
+};
+
+enum sn_arm { SN_ARM_NONE, SN_ARM_NEXT, SN_ARM_SOLICITED };
+
+struct sn_cq {
+	struct sn_lock lock; /* producers */
+	uint32_t size;
+	uint64_t ring;
+	_Atomic uint32_t tail;
+	_Atomic uint32_t overrun;
+	uint32_t epoch;
+	uint32_t channel; /* number of the completion channel's FIFO, 0: none */
+	SN_ALIGNED _Atomic uint32_t head; /* consumer */
+	_Atomic uint32_t armed;		  /* enum sn_arm */
+};
+
+/* What travels through the FIFO of a channel: small enough to be written in one piece. */
+struct sn_event {
+	uint16_t kind; /* 0 completion, else enum ibv_event_type + 1 */
+	uint16_t index;
+	uint32_t epoch;
+};
+
+/* ---- memory ------------------------------------------------------------------------------ */
+
+struct sn_mr {
+	_Atomic uint32_t key; /* 0: nothing here, or no longer */
+	uint32_t access;
+	uint32_t pd;
+	uint32_t pool; /* index + 1 when peers can map the memory, else 0 */
+	uint64_t iova, length;
+	uint64_t host; /* address in the owner */
+	uint64_t pool_offset;
+	uint32_t taken, tag; /* the owner's: is the entry in use, and the last tag it had */
+};
+
+/* Memory of softnic_alloc: a memfd that peers open through /proc/PID/fd. */
+struct sn_pool {
+	_Atomic uint32_t serial; /* 0: free */
+	int32_t fd;
+	uint64_t length;
+};
+
+/* What this context's process touches right now in two contexts' memory: published before the
+ * keys are looked at, so that dereg, RESET and destroy know whom to wait for. */
+struct sn_claim {
+	SN_ALIGNED _Atomic uint32_t active;
+	_Atomic uint32_t serial;
+	_Atomic sn_id id[2]; /* R and T */
+	_Atomic uint32_t qpn[2];
+	_Atomic uint32_t num_keys[2]; /* more than SN_CLAIM_KEYS: any key */
+	_Atomic uint32_t key[2][SN_CLAIM_KEYS];
+};
+
+struct sn_seg {
+	uint64_t magic;
+	uint32_t version;
+	sn_id id;
+	int32_t pid;
+	uint32_t uid;
+	uint64_t instance;
+	uint64_t probe_addr; /* of a private word that holds `instance`: may peers read our memory? */
+	/* entries of each table that have memory behind them */
+	_Atomic uint32_t qp_limit, cq_limit, srq_limit, mr_limit;
+	struct sn_lock atomics; /* read-modify-writes on this context's memory */
+	uint32_t reserved;
+	SN_ALIGNED _Atomic uint64_t users[SN_SLOTS / 64]; /* slots that ever mapped this segment */
+	struct sn_pool pools[SN_POOLS];
+	struct sn_claim claims[SN_CLAIMS];
+};
+
+#define SN_PAGE 4096ULL
+#define SN_ROUND(n) (((uint64_t)(n) + SN_PAGE - 1) & ~(SN_PAGE - 1))
+#define SN_QP_TABLE SN_ROUND(sizeof(struct sn_seg))
+#define SN_CQ_TABLE (SN_QP_TABLE + SN_ROUND(SN_QPS * sizeof(struct sn_qp)))
+#define SN_SRQ_TABLE (SN_CQ_TABLE + SN_ROUND(SN_CQS * sizeof(struct sn_cq)))
+#define SN_MR_TABLE (SN_SRQ_TABLE + SN_ROUND(SN_SRQS * sizeof(struct sn_srq)))
+#define SN_HEAP (SN_MR_TABLE + SN_ROUND(SN_MRS * sizeof(struct sn_mr)))
+
+static inline void *sn_at(struct sn_seg *seg, uint64_t offset)
+{
+	return (char *)seg + offset;
+}
+static inline struct sn_qp *sn_qp_at(struct sn_seg *seg, uint32_t i)
+{
+	return (struct sn_qp *)sn_at(seg, SN_QP_TABLE) + i;
+}
+static inline struct sn_cq *sn_cq_at(struct sn_seg *seg, uint32_t i)
+{
+	return (struct sn_cq *)sn_at(seg, SN_CQ_TABLE) + i;
+}
+static inline struct sn_srq *sn_srq_at(struct sn_seg *seg, uint32_t i)
+{
+	return (struct sn_srq *)sn_at(seg, SN_SRQ_TABLE) + i;
+}
+static inline struct sn_mr *sn_mr_at(struct sn_seg *seg, uint32_t i)
+{
+	return (struct sn_mr *)sn_at(seg, SN_MR_TABLE) + i;
+}
+static inline struct sn_rwqe *sn_rwqe_at(struct sn_seg *seg, const struct sn_rq *rq, uint32_t i)
+{
+	return sn_at(seg, rq->wqes + (uint64_t)i * rq->stride);
+}
+static inline struct sn_swqe *sn_swqe_at(struct sn_seg *seg, const struct sn_sq *sq, uint32_t pos)
+{
+	return sn_at(seg, sq->wqes + (uint64_t)(pos & (sq->size - 1)) * sq->stride);
+}
+static inline struct sn_rq *sn_rq_of(struct sn_seg *seg, struct sn_qp *qp)
+{
+	return qp->srq >= 0 ? &sn_srq_at(seg, qp->srq)->rq : &qp->rq;
+}
+
+_Static_assert(sizeof(struct sn_cqe) == 64, "a completion is one cache line");
+_Static_assert(sizeof(struct sn_event) == 8, "an event is written in one piece");
+_Static_assert(SN_HEAP < SN_SEG_SIZE / 2, "tables leave room for the heap");
+
+#endif

@@ -1,0 +1,447 @@
+/* Protection domains, memory regions, and claims: who touches whose memory right now. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "softnic.h"
+
+#define REMOTE (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+#define KNOWN_ACCESS (IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB)
+
+SN_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+	struct sn_ctx *ctx = sn_ctx_of(context);
+	struct sn_priv_pd *pd;
+	if (sn_foreign(ctx)) {
+		errno = EPERM;
+		return NULL;
+	}
+	pd = calloc(1, sizeof(*pd));
+	if (!pd)
+		return NULL;
+	pthread_mutex_lock(&ctx->lock);
+	pd->ibv.context = context;
+	pd->ibv.handle = ++ctx->next_pd;
+	pthread_mutex_unlock(&ctx->lock);
+	atomic_fetch_add(&ctx->objects, 1);
+	return &pd->ibv;
+}
+
+SN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
+{
+	struct sn_priv_pd *pd = sn_container(ibv, struct sn_priv_pd, ibv);
+	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
+	if (sn_foreign(ctx))
+		return 0;
+	if (atomic_load(&pd->users))
+		return EBUSY;
+	atomic_fetch_sub(&ctx->objects, 1);
+	free(pd);
+	return 0;
+}
+
+/* A NIC pins every page, so bad memory is refused at once. Looking at the first and last page
+ * finds unmapped and read-only memory at no more than two system calls. */
+static int check_memory(uintptr_t addr, size_t length, bool write)
+{
+	int advice = write ? 23 /* MADV_POPULATE_WRITE */ : 22 /* MADV_POPULATE_READ */;
+	uintptr_t first = addr & ~(SN_PAGE - 1), last = (addr + length - 1) & ~(SN_PAGE - 1);
+	static _Atomic int supported = -1;
+
+	if (addr + length < addr)
+		return EINVAL;
+	if (atomic_load(&supported) < 0) {
+		long page = 0;
+		uintptr_t known = (uintptr_t)&page & ~(SN_PAGE - 1);
+		atomic_store(&supported, madvise((void *)known, SN_PAGE, advice) == 0);
+	}
+	if (!atomic_load(&supported))
+		return 0; /* Linux before 5.14: found when the memory is used */
+	for (uintptr_t at = first;; at = last) {
+		int r, tries = 0;
+		do
+			r = madvise((void *)at, SN_PAGE, advice);
+		while (r < 0 && (errno == EINTR || errno == EAGAIN) && tries++ < 100);
+		if (r < 0)
+			return EFAULT;
+		if (at == last)
+			return 0;
+	}
+}
+
+static int find_pool(struct sn_ctx *ctx, uintptr_t addr, size_t length, struct sn_mr *mr)
+{
+	for (uint32_t i = 0; i < SN_POOLS; i++) {
+		uintptr_t base = (uintptr_t)ctx->pool_addr[i];
+		uint64_t size = ctx->seg->pools[i].length;
+		if (base && addr >= base && addr - base <= size && length <= size - (addr - base)) {
+			mr->pool = i + 1;
+			mr->pool_offset = addr - base;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+static int take_entry(struct sn_ctx *ctx, uint32_t *index)
+{
+	uint32_t limit = atomic_load(&ctx->seg->mr_limit);
+	for (int round = 0; round < 2; round++) {
+		for (uint32_t i = 0; i < limit; i++) {
+			uint32_t at = (ctx->next_mr + i) % limit;
+			struct sn_mr *mr = sn_mr_at(ctx->seg, at);
+			if (at && !mr->taken) {
+				mr->taken = 1;
+				ctx->next_mr = at + 1;
+				*index = at;
+				return 0;
+			}
+		}
+		if (limit >= SN_MRS)
+			break;
+		uint32_t want = limit ? 2 * limit : 256;
+		int err = sn_seg_grow(ctx, &ctx->seg->mr_limit, SN_MR_TABLE, sizeof(struct sn_mr), want);
+		if (err)
+			return err;
+		ctx->next_mr = limit;
+		limit = atomic_load(&ctx->seg->mr_limit);
+	}
+	return ENOMEM;
+}
+
+static int check_access(int access)
+{
+	int flags = access & ~(int)IBV_ACCESS_OPTIONAL_RANGE;
+	if (flags & IBV_ACCESS_ON_DEMAND)
+		return EOPNOTSUPP;
+	if (flags & ~KNOWN_ACCESS)
+		return EINVAL;
+	if ((flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) && !(flags & IBV_ACCESS_LOCAL_WRITE))
+		return EINVAL;
+	return 0;
+}
+
+static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	struct sn_ctx *ctx = sn_ctx_of(pd->context);
+	struct sn_priv_mr *mr;
+	uint32_t index = 0;
+	int err = sn_foreign(ctx) ? EPERM : check_access(access);
+
+	if (!err && (!length || length > sn_max_region()))
+		err = EINVAL;
+	if (!err)
+		err = check_memory((uintptr_t)addr, length, access & IBV_ACCESS_LOCAL_WRITE);
+	mr = err ? NULL : calloc(1, sizeof(*mr));
+	if (!err && !mr)
+		err = ENOMEM;
+	if (!err) {
+		pthread_mutex_lock(&ctx->lock);
+		err = take_entry(ctx, &index);
+		if (!err) {
+			struct sn_mr *e = sn_mr_at(ctx->seg, index);
+			e->access = access;
+			e->pd = pd->handle;
+			e->iova = access & IBV_ACCESS_ZERO_BASED ? 0 : iova;
+			e->length = length;
+			e->host = (uintptr_t)addr;
+			e->pool = 0;
+			find_pool(ctx, (uintptr_t)addr, length, e);
+			e->tag = ((e->tag ? e->tag : ctx->key_start) + 1) & 0xffff;
+			if (!e->tag)
+				e->tag = 1;
+			mr->index = index;
+			mr->ibv.lkey = mr->ibv.rkey = index << 16 | e->tag;
+			atomic_store(&e->key, mr->ibv.lkey);
+		}
+		pthread_mutex_unlock(&ctx->lock);
+	}
+	if (err) {
+		free(mr);
+		errno = err;
+		return NULL;
+	}
+	mr->ibv.context = pd->context;
+	mr->ibv.pd = pd;
+	mr->ibv.addr = addr;
+	mr->ibv.length = length;
+	mr->ibv.handle = index;
+	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	return &mr->ibv;
+}
+
+SN_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	return reg_mr(pd, addr, length, (uintptr_t)addr, access);
+}
+
+SN_EXPORT struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+{
+	return reg_mr(pd, addr, length, iova, access);
+}
+
+SN_EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
+					  unsigned int access)
+{
+	return reg_mr(pd, addr, length, iova, (int)access);
+}
+
+/* From here on no new copy starts; EBUSY while one still runs whose holder is stopped. */
+static int revoke_region(struct sn_ctx *ctx, struct sn_priv_mr *mr)
+{
+	struct sn_mr *e = sn_mr_at(ctx->seg, mr->index);
+	atomic_store(&e->key, 0);
+	if (!sn_wait_claims(ctx, 0, mr->ibv.lkey))
+		return EBUSY;
+	/* What arrived before now belongs in that memory, polled or not. */
+	return sn_place_all(ctx) ? 0 : EBUSY;
+}
+
+SN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
+{
+	struct sn_priv_mr *mr = sn_container(ibv, struct sn_priv_mr, ibv);
+	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
+	int err;
+	if (sn_foreign(ctx))
+		return 0;
+	pthread_mutex_lock(&ctx->lock);
+	err = revoke_region(ctx, mr);
+	if (!err)
+		sn_mr_at(ctx->seg, mr->index)->taken = 0;
+	pthread_mutex_unlock(&ctx->lock);
+	if (err)
+		return err;
+	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
+	free(mr);
+	return 0;
+}
+
+SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *addr, size_t length, int access)
+{
+	struct sn_priv_mr *mr = sn_container(ibv, struct sn_priv_mr, ibv);
+	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
+	struct sn_mr *e = sn_mr_at(ctx->seg, mr->index);
+	int now = flags & IBV_REREG_MR_CHANGE_ACCESS ? access : (int)e->access;
+	void *at = flags & IBV_REREG_MR_CHANGE_TRANSLATION ? addr : ibv->addr;
+	size_t len = flags & IBV_REREG_MR_CHANGE_TRANSLATION ? length : ibv->length;
+
+	errno = EINVAL;
+	if (sn_foreign(ctx) || !flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || check_access(now) || !len ||
+	    len > sn_max_region() || (flags & IBV_REREG_MR_CHANGE_PD && !pd))
+		return IBV_REREG_MR_ERR_INPUT;
+	if (check_memory((uintptr_t)at, len, now & IBV_ACCESS_LOCAL_WRITE))
+		return IBV_REREG_MR_ERR_INPUT;
+	pthread_mutex_lock(&ctx->lock);
+	errno = revoke_region(ctx, mr);
+	if (!errno) {
+		e->access = now;
+		e->host = (uintptr_t)at;
+		e->iova = now & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)at;
+		e->length = len;
+		e->pool = 0;
+		find_pool(ctx, (uintptr_t)at, len, e);
+		if (flags & IBV_REREG_MR_CHANGE_PD) {
+			atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
+			atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+			ibv->pd = pd;
+			e->pd = pd->handle;
+		}
+		ibv->addr = at;
+		ibv->length = len;
+		atomic_store(&e->key, ibv->lkey);
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	return errno ? IBV_REREG_MR_ERR_CMD : 0;
+}
+
+/* Is [addr, addr + length) inside the region that `key` names, in protection domain `pd`, with
+ * the rights `need`? Copies the entry, since it may change once the claim ends. */
+bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, uint64_t addr, uint64_t length,
+		  struct sn_mr *copy)
+{
+	uint32_t index = key >> 16;
+	if (!key || index >= atomic_load_explicit(&seg->mr_limit, memory_order_relaxed))
+		return false;
+	struct sn_mr *e = sn_mr_at(seg, index);
+	if (atomic_load_explicit(&e->key, memory_order_acquire) != key)
+		return false;
+	copy->access = e->access;
+	copy->pd = e->pd;
+	copy->pool = e->pool;
+	copy->iova = e->iova;
+	copy->length = e->length;
+	copy->host = e->host;
+	copy->pool_offset = e->pool_offset;
+	atomic_thread_fence(memory_order_acquire);
+	if (atomic_load_explicit(&e->key, memory_order_relaxed) != key)
+		return false;
+	return copy->pd == pd && (copy->access & need) == need && addr >= copy->iova &&
+	       addr - copy->iova <= copy->length && length <= copy->length - (addr - copy->iova);
+}
+
+/* ---- claims ------------------------------------------------------------------------------ */
+
+struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
+{
+	static _Thread_local uint32_t hint;
+	for (;; sched_yield())
+		for (uint32_t i = 0; i < SN_CLAIMS; i++) {
+			uint32_t at = (hint + i) % SN_CLAIMS, zero = 0;
+			struct sn_claim *c = &ctx->seg->claims[at];
+			if (!atomic_compare_exchange_strong(&c->active, &zero, 1))
+				continue;
+			hint = at;
+			atomic_store_explicit(&c->id[0], r->seg->id, memory_order_relaxed);
+			atomic_store_explicit(&c->id[1], t ? t->seg->id : 0, memory_order_relaxed);
+			atomic_store_explicit(&c->qpn[0], r->qp->qpn, memory_order_relaxed);
+			atomic_store_explicit(&c->qpn[1], t ? t->qp->qpn : 0, memory_order_relaxed);
+			atomic_store_explicit(&c->num_keys[0], 0, memory_order_relaxed);
+			atomic_store_explicit(&c->num_keys[1], 0, memory_order_relaxed);
+			/* before any state or key is looked at */
+			atomic_fetch_add_explicit(&c->serial, 1, memory_order_seq_cst);
+			return c;
+		}
+}
+
+void sn_claim_key(struct sn_claim *c, int side, uint32_t key)
+{
+	uint32_t n = atomic_load_explicit(&c->num_keys[side], memory_order_relaxed);
+	if (n < SN_CLAIM_KEYS)
+		atomic_store_explicit(&c->key[side][n], key, memory_order_relaxed);
+	atomic_store_explicit(&c->num_keys[side], n + 1, memory_order_seq_cst);
+}
+
+void sn_claim_end(struct sn_claim *c)
+{
+	atomic_store_explicit(&c->active, 0, memory_order_release);
+}
+
+static bool touches(struct sn_claim *c, sn_id me, uint32_t qpn, uint32_t key)
+{
+	if (!atomic_load(&c->active))
+		return false;
+	for (int side = 0; side < 2; side++) {
+		if (atomic_load(&c->id[side]) != me)
+			continue;
+		if (qpn) {
+			if (atomic_load(&c->qpn[side]) == qpn)
+				return true;
+			continue;
+		}
+		uint32_t n = atomic_load(&c->num_keys[side]);
+		if (n > SN_CLAIM_KEYS)
+			return true;
+		for (uint32_t i = 0; i < n; i++)
+			if (atomic_load(&c->key[side][i]) == key)
+				return true;
+	}
+	return false;
+}
+
+static bool wait_one(struct sn_ctx *ctx, struct sn_claim *c, sn_id holder, uint32_t qpn, uint32_t key)
+{
+	uint32_t serial = atomic_load(&c->serial);
+	uint64_t start = 0;
+	for (uint32_t tries = 0; touches(c, ctx->id, qpn, key) && atomic_load(&c->serial) == serial; tries++) {
+		sched_yield();
+		if (tries % 64 != 63)
+			continue;
+		if (holder != ctx->id && !sn_alive(holder))
+			return true;
+		uint64_t now = sn_now();
+		if (!start)
+			start = now;
+		else if (now - start > SN_LOCK_WAIT_NS)
+			return false;
+	}
+	return true;
+}
+
+/* Waits until nobody touches QP `qpn` of this context (or, with qpn 0, the region `key`). */
+bool sn_wait_claims(struct sn_ctx *ctx, uint32_t qpn, uint32_t key)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+	for (uint32_t i = 0; i < SN_CLAIMS; i++)
+		if (touches(&ctx->seg->claims[i], ctx->id, qpn, key) &&
+		    !wait_one(ctx, &ctx->seg->claims[i], ctx->id, qpn, key))
+			return false;
+	for (uint32_t w = 0; w < SN_SLOTS / 64; w++) {
+		uint64_t users = atomic_load_explicit(&ctx->seg->users[w], memory_order_relaxed);
+		for (; users; users &= users - 1) {
+			int err;
+			struct sn_peer *p = sn_peer_get(ctx, w * 64 + (uint32_t)__builtin_ctzll(users), &err);
+			for (; p; p = p->retired)
+				for (uint32_t i = 0; i < SN_CLAIMS && !p->dead; i++)
+					if (touches(&p->seg->claims[i], ctx->id, qpn, key) &&
+					    !wait_one(ctx, &p->seg->claims[i], p->id, qpn, key))
+						return false;
+		}
+	}
+	return true;
+}
+
+/* ---- memory that peers can map ----------------------------------------------------------- */
+
+SN_EXPORT int softnic_alloc(struct ibv_context *context, size_t length, void **addr)
+{
+	struct sn_ctx *ctx = sn_ctx_of(context);
+	uint32_t i;
+	int err = ENOSPC, fd = -1;
+	void *at = MAP_FAILED;
+
+	length = SN_ROUND(length ? length : 1);
+	if (sn_foreign(ctx))
+		return EPERM;
+	pthread_mutex_lock(&ctx->lock);
+	for (i = 0; i < SN_POOLS && ctx->pool_addr[i]; i++)
+		;
+	if (i < SN_POOLS)
+		fd = memfd_create("rocecomm", MFD_CLOEXEC);
+	if (fd >= 0 && ftruncate(fd, (off_t)length) == 0)
+		at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (at == MAP_FAILED) {
+		/* more pools than we keep, or no memfd: plain memory does, peers copy it by system call */
+		if (fd >= 0)
+			close(fd);
+		at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		err = at == MAP_FAILED ? errno : 0;
+	} else {
+		struct sn_pool *pool = &ctx->seg->pools[i];
+		ctx->pool_addr[i] = at;
+		pool->fd = fd;
+		pool->length = length;
+		if (++ctx->next_pool == 0)
+			ctx->next_pool = 1;
+		atomic_store_explicit(&pool->serial, ctx->next_pool, memory_order_release);
+		err = 0;
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	if (!err)
+		*addr = at;
+	return err;
+}
+
+SN_EXPORT int softnic_free(struct ibv_context *context, void *addr, size_t length)
+{
+	struct sn_ctx *ctx = sn_ctx_of(context);
+	length = SN_ROUND(length ? length : 1);
+	if (!sn_foreign(ctx)) {
+		pthread_mutex_lock(&ctx->lock);
+		for (uint32_t i = 0; i < SN_POOLS; i++)
+			if (ctx->pool_addr[i] == addr) {
+				atomic_store(&ctx->seg->pools[i].serial, 0);
+				close(ctx->seg->pools[i].fd);
+				ctx->pool_addr[i] = NULL;
+			}
+		pthread_mutex_unlock(&ctx->lock);
+	}
+	return munmap(addr, length) ? errno : 0;
+}
+
+SN_EXPORT int softnic_reg_is_free(void)
+{
+	return 1;
+}

@@ -1,0 +1,191 @@
+/* Other contexts as this process sees them: their segment, their life, their wake-up FIFOs and
+ * the memory that they let us map. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "softnic.h"
+
+static struct sn_seg *map_segment(uint32_t slot, int *err)
+{
+	char path[192];
+	struct stat st;
+	struct sn_seg *seg = NULL;
+	int fd;
+
+	sn_fabric_path(path, sizeof(path), "seg-%u", slot);
+	fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	if (fd < 0) {
+		*err = errno;
+		return NULL;
+	}
+	if (fstat(fd, &st) || (uint64_t)st.st_size != SN_SEG_SIZE || st.st_uid != geteuid()) {
+		*err = EPROTO;
+	} else {
+		seg = mmap(NULL, SN_SEG_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+		if (seg == MAP_FAILED) {
+			seg = NULL;
+			*err = errno;
+		}
+	}
+	close(fd);
+	if (seg && (seg->magic != SN_MAGIC || seg->version != SN_LAYOUT_VERSION)) {
+		munmap(seg, SN_SEG_SIZE);
+		seg = NULL;
+		*err = EPROTO;
+	}
+	return seg;
+}
+
+static bool may_read(struct sn_seg *seg)
+{
+	uint64_t word = 0;
+	struct iovec here = { &word, sizeof(word) };
+	struct iovec there = { (void *)(uintptr_t)seg->probe_addr, sizeof(word) };
+	return process_vm_readv(seg->pid, &here, 1, &there, 1, 0) == sizeof(word) && word == seg->instance;
+}
+
+static void drop(struct sn_peer *p)
+{
+	munmap(p->seg, SN_SEG_SIZE);
+	for (unsigned i = 0; i < 8; i++)
+		if (p->fifo[i].number)
+			close(p->fifo[i].fd);
+	for (unsigned i = 0; i < SN_POOLS; i++)
+		if (p->pool[i].addr)
+			munmap(p->pool[i].addr, p->pool[i].length);
+	free(p);
+}
+
+/* A peer whose slot now belongs to somebody else stays with the QPs that
+ * knew it; a new QP gets the new one, so records are kept in `retired` until the context closes. */
+static struct sn_peer *get(struct sn_ctx *ctx, uint32_t slot, int *err)
+{
+	struct sn_peer *p = ctx->peers[slot];
+	if (p && !sn_peer_dead(p, SN_RETRY_NOW))
+		return p;
+	struct sn_seg *seg = map_segment(slot, err);
+	if (!seg)
+		return NULL;
+	if ((seg->id & (SN_SLOTS - 1)) != slot || !sn_alive(seg->id)) {
+		munmap(seg, SN_SEG_SIZE);
+		*err = ENOENT;
+		return NULL;
+	}
+	struct sn_peer *fresh = calloc(1, sizeof(*fresh));
+	if (!fresh) {
+		munmap(seg, SN_SEG_SIZE);
+		*err = ENOMEM;
+		return NULL;
+	}
+	uint32_t me = ctx->id & (SN_SLOTS - 1);
+	fresh->id = seg->id;
+	fresh->pid = seg->pid;
+	fresh->seg = seg;
+	fresh->local = sn_is_local(seg->id);
+	fresh->readable = fresh->local || may_read(seg);
+	atomic_fetch_or(&seg->users[me / 64], 1ULL << me % 64);
+	if (p)
+		fresh->retired = p;
+	ctx->peers[slot] = fresh;
+	return fresh;
+}
+
+struct sn_peer *sn_peer_get(struct sn_ctx *ctx, uint32_t slot, int *err)
+{
+	pthread_mutex_lock(&ctx->peer_lock);
+	struct sn_peer *p = get(ctx, slot, err);
+	pthread_mutex_unlock(&ctx->peer_lock);
+	return p;
+}
+
+bool sn_peer_dead(struct sn_peer *p, uint64_t now)
+{
+	if (p->dead)
+		return true;
+	if (now < p->next_probe)
+		return false;
+	if (!sn_alive(p->id))
+		p->dead = true;
+	else if (now != SN_RETRY_NOW)
+		p->next_probe = now + 2000000; /* a look costs a system call: every 2 ms is enough */
+	return p->dead;
+}
+
+/* Writes one event into FIFO `number` of the peer. */
+void sn_peer_event(struct sn_peer *p, uint32_t number, const struct sn_event *event)
+{
+	char path[192];
+	unsigned i = number % 8;
+	sn_spin(&p->lock);
+	if (p->fifo[i].number != number) {
+		if (p->fifo[i].number)
+			close(p->fifo[i].fd);
+		sn_fabric_path(path, sizeof(path), "ch-%u-%u", p->id & (SN_SLOTS - 1), number);
+		/* read-write: a reader that went away must not kill us with SIGPIPE */
+		int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+		p->fifo[i].number = fd < 0 ? 0 : number;
+		p->fifo[i].fd = fd;
+	}
+	if (p->fifo[i].number && write(p->fifo[i].fd, event, sizeof(*event)) < 0) {
+		/* full: its reader is awake enough to be woken by what lies there */
+	}
+	sn_unspin(&p->lock);
+}
+
+static void map_pool(struct sn_peer *p, uint32_t pool, uint32_t serial)
+{
+	struct sn_pool *shared = &p->seg->pools[pool];
+	uint64_t want = shared->length;
+	char path[64];
+	struct stat st;
+
+	if (p->pool[pool].addr)
+		munmap(p->pool[pool].addr, p->pool[pool].length);
+	p->pool[pool].addr = NULL;
+	p->pool[pool].serial = serial;
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", p->pid, shared->fd);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return;
+	if (!fstat(fd, &st) && (uint64_t)st.st_size == want) {
+		char *at = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		if (at != MAP_FAILED && atomic_load(&shared->serial) != serial)
+			munmap(at, want);
+		else if (at != MAP_FAILED) {
+			p->pool[pool].addr = at;
+			p->pool[pool].length = want;
+		}
+	}
+	close(fd);
+}
+
+/* The peer's memory at `offset` of one of its pools, mapped here; NULL: go through process_vm.
+ * The caller's claim keeps the pool alive, so a mapping that is replaced has no user. */
+char *sn_peer_pool(struct sn_peer *p, uint32_t pool, uint64_t offset, uint64_t length)
+{
+	uint32_t serial = atomic_load_explicit(&p->seg->pools[pool].serial, memory_order_acquire);
+	char *addr = NULL;
+	if (!serial)
+		return NULL;
+	sn_spin(&p->lock);
+	if (p->pool[pool].serial != serial)
+		map_pool(p, pool, serial);
+	if (p->pool[pool].addr && offset <= p->pool[pool].length && length <= p->pool[pool].length - offset)
+		addr = p->pool[pool].addr + offset;
+	sn_unspin(&p->lock);
+	return addr;
+}
+
+void sn_peers_free(struct sn_ctx *ctx)
+{
+	for (uint32_t i = 0; i < SN_SLOTS; i++)
+		for (struct sn_peer *p = ctx->peers[i], *next; p; p = next) {
+			next = p->retired;
+			drop(p);
+		}
+}

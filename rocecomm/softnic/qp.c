@@ -1,0 +1,350 @@
+/* Queue pairs: create, modify, query, destroy. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+
+#include "softnic.h"
+
+static uint32_t swqe_data(uint32_t max_sge)
+{
+	return (uint32_t)((sizeof(struct sn_swqe) + max_sge * sizeof(struct sn_sge) + 63) & ~63UL);
+}
+
+static struct sn_priv_cq *priv_cq(struct ibv_cq *cq)
+{
+	return sn_container(cq, struct sn_priv_cq, ibv);
+}
+
+static int check_init(struct sn_ctx *ctx, struct ibv_pd *pd, const struct ibv_qp_init_attr *a)
+{
+	if (sn_foreign(ctx))
+		return EPERM;
+	if (a->qp_type != IBV_QPT_RC && a->qp_type != IBV_QPT_UC && a->qp_type != IBV_QPT_UD)
+		return EOPNOTSUPP;
+	if (!a->send_cq || !a->recv_cq || a->send_cq->context != pd->context || a->recv_cq->context != pd->context)
+		return EINVAL;
+	if (a->cap.max_send_wr > SN_MAX_WR || a->cap.max_recv_wr > SN_MAX_WR || a->cap.max_send_sge > SN_MAX_SGE ||
+	    a->cap.max_recv_sge > SN_MAX_SGE || a->cap.max_inline_data > SN_MAX_INLINE)
+		return EINVAL;
+	return 0;
+}
+
+/* Where the rings lie in the heap. Sizes are at least one entry, so that no ring is a special case. */
+static uint64_t layout(struct sn_priv_qp *priv, uint32_t *sq_size, uint32_t *rq_size, uint32_t *stride)
+{
+	const struct ibv_qp_cap *cap = &priv->init.cap;
+	uint32_t inl = cap->max_inline_data > SN_SMALL ? cap->max_inline_data : SN_SMALL;
+	*sq_size = sn_round_pow2(cap->max_send_wr ? cap->max_send_wr : 1);
+	*rq_size = priv->init.srq || !cap->max_recv_wr ? 0 : sn_round_pow2(cap->max_recv_wr);
+	*stride = swqe_data(cap->max_send_sge) + ((inl + 63) & ~63U);
+	return (uint64_t)*sq_size * *stride + sn_rq_bytes(*rq_size, cap->max_recv_sge);
+}
+
+/* Empty queues, as after creation and RESET. */
+static int empty_queues(struct sn_priv_qp *priv)
+{
+	struct sn_qp *qp = priv->qp;
+	atomic_store(&qp->sq.head, 0);
+	atomic_store(&qp->sq.tail, 0);
+	atomic_store(&qp->sq.wait, SN_WAIT_NOTHING);
+	atomic_store(&qp->sq.deadline, 0);
+	atomic_store(&qp->sq.completing, 0);
+	qp->sq.peer_epoch = 0;
+	atomic_store(&qp->lazy_made, 0);
+	atomic_store(&qp->lazy_polled, 0);
+	atomic_store(&qp->rq.head, 0);
+	atomic_store(&qp->rq.tail, 0);
+	atomic_store(&qp->rq.waiting, 0);
+	return sn_free_list_init(&priv->free, qp->rq.size, qp->rq.size);
+}
+
+static int place_in_table(struct sn_ctx *ctx, struct sn_priv_qp *priv)
+{
+	uint32_t sq_size, rq_size, stride, i, limit = atomic_load(&ctx->seg->qp_limit);
+	uint64_t len = layout(priv, &sq_size, &rq_size, &stride), at;
+	int err;
+
+	for (i = 0; i < limit && (ctx->qps[(ctx->next_qp + i) % limit] || (ctx->next_qp + i) % limit < 2); i++)
+		;
+	if (i < limit && limit >= 64)
+		i = (ctx->next_qp + i) % limit;
+	else if (limit < SN_QPS) /* numbers are not used again soon: the table first grows */
+		i = limit < 2 ? 2 : limit;
+	else
+		return ENOMEM;
+	if ((err = sn_seg_grow(ctx, &ctx->seg->qp_limit, SN_QP_TABLE, sizeof(struct sn_qp), i + 1)) ||
+	    (err = sn_heap_get(ctx, len, &at)))
+		return err;
+	struct sn_qp *qp = priv->qp = sn_qp_at(ctx->seg, i);
+	priv->index = i;
+	priv->heap = at;
+	priv->heap_len = len;
+	ctx->next_qp = i + 1;
+
+	const struct ibv_qp_init_attr *a = &priv->init;
+	atomic_store(&qp->state, IBV_QPS_RESET);
+	qp->qpn = (ctx->id & (SN_SLOTS - 1)) << SN_SLOT_BITS | i;
+	qp->type = a->qp_type;
+	qp->pd = priv->ibv.pd->handle;
+	qp->send_cq = priv_cq(a->send_cq)->index;
+	qp->recv_cq = priv_cq(a->recv_cq)->index;
+	qp->srq = a->srq ? (int32_t)sn_container(a->srq, struct sn_priv_srq, ibv)->index : -1;
+	qp->dest_qpn = 0;
+	qp->sq_sig_all = a->sq_sig_all != 0;
+	qp->sq.size = sq_size;
+	qp->sq.stride = stride;
+	qp->sq.max_sge = a->cap.max_send_sge;
+	qp->sq.max_inline = a->cap.max_inline_data;
+	qp->sq.wqes = at;
+	for (uint32_t pos = 0; pos < sq_size; pos++)
+		sn_swqe_at(ctx->seg, &qp->sq, pos)->data = swqe_data(a->cap.max_send_sge);
+	sn_rq_init(ctx->seg, &qp->rq, at + (uint64_t)sq_size * stride, rq_size, a->cap.max_recv_sge);
+	if ((err = empty_queues(priv))) {
+		atomic_store(&qp->state, SN_QP_FREE);
+		sn_heap_put(ctx, at, len);
+		return err;
+	}
+	ctx->qps[i] = priv;
+	return 0;
+}
+
+static void enlist(struct sn_priv_qp *priv)
+{
+	struct sn_priv_cq *cq = priv_cq(priv->init.send_cq);
+	sn_spin(&cq->poll_lock);
+	priv->next_sender = cq->senders;
+	cq->senders = priv;
+	sn_unspin(&cq->poll_lock);
+}
+
+static void delist(struct sn_priv_qp *priv)
+{
+	struct sn_priv_cq *cq = priv_cq(priv->init.send_cq);
+	sn_spin(&cq->poll_lock);
+	for (struct sn_priv_qp **p = &cq->senders; *p; p = &(*p)->next_sender)
+		if (*p == priv) {
+			*p = priv->next_sender;
+			break;
+		}
+	sn_unspin(&cq->poll_lock);
+}
+
+SN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct sn_ctx *ctx = sn_ctx_of(pd->context);
+	struct sn_priv_qp *priv = NULL;
+	int err = check_init(ctx, pd, attr);
+
+	if (!err && !(priv = calloc(1, sizeof(*priv))))
+		err = ENOMEM;
+	if (!err) {
+		priv->ctx = ctx;
+		priv->init = *attr;
+		priv->ibv.pd = pd;
+		pthread_mutex_lock(&ctx->lock);
+		err = place_in_table(ctx, priv);
+		pthread_mutex_unlock(&ctx->lock);
+	}
+	if (err) {
+		if (priv)
+			free(priv->free.item);
+		free(priv);
+		errno = err;
+		return NULL;
+	}
+	if (attr->srq)
+		priv->init.cap.max_recv_wr = priv->init.cap.max_recv_sge = 0;
+	else if (priv->init.cap.max_recv_wr)
+		priv->init.cap.max_recv_wr = priv->qp->rq.size;
+	attr->cap = priv->init.cap;
+	priv->ibv.context = pd->context;
+	priv->ibv.qp_context = attr->qp_context;
+	priv->ibv.send_cq = attr->send_cq;
+	priv->ibv.recv_cq = attr->recv_cq;
+	priv->ibv.srq = attr->srq;
+	priv->ibv.handle = priv->index;
+	priv->ibv.qp_num = priv->qp->qpn;
+	priv->ibv.state = IBV_QPS_RESET;
+	priv->ibv.qp_type = attr->qp_type;
+	pthread_mutex_init(&priv->ibv.mutex, NULL);
+	pthread_cond_init(&priv->ibv.cond, NULL);
+	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	atomic_fetch_add(&priv_cq(attr->send_cq)->users, 1);
+	atomic_fetch_add(&priv_cq(attr->recv_cq)->users, 1);
+	if (attr->srq)
+		atomic_fetch_add(&sn_container(attr->srq, struct sn_priv_srq, ibv)->users, 1);
+	enlist(priv);
+	return &priv->ibv;
+}
+
+/* Nobody executes, receives or copies for this QP any more, and its completions are void.
+ * EBUSY: a peer is stopped in the middle of a copy; the state is left so that nothing new starts. */
+static int quiesce(struct sn_priv_qp *priv, uint32_t state)
+{
+	struct sn_ctx *ctx = priv->ctx;
+	struct sn_qp *qp = priv->qp;
+	struct sn_side own = sn_own_side(priv);
+	struct sn_rq *rq = sn_rq_of(ctx->seg, qp);
+
+	if (!sn_lock(ctx, &qp->sq.exec))
+		return EBUSY;
+	atomic_store(&qp->state, IBV_QPS_RESET);
+	if (!sn_lock(ctx, &rq->lock)) { /* whoever took a receive before saw the old state */
+		sn_unlock(&qp->sq.exec);
+		return EBUSY;
+	}
+	sn_unlock(&rq->lock);
+	bool quiet = sn_wait_claims(ctx, qp->qpn, 0) && sn_place_lazy(ctx, &own);
+	if (quiet) {
+		atomic_fetch_add(&qp->epoch, 1);
+		empty_queues(priv);
+		atomic_store(&qp->state, state);
+	}
+	sn_unlock(&qp->sq.exec);
+	return quiet ? 0 : EBUSY;
+}
+
+static int check_values(const struct ibv_qp_attr *a, int mask)
+{
+	if ((mask & IBV_QP_PORT && a->port_num != 1) || (mask & IBV_QP_PKEY_INDEX && a->pkey_index != 0) ||
+	    (mask & IBV_QP_PATH_MTU && (a->path_mtu < IBV_MTU_256 || a->path_mtu > IBV_MTU_4096)) ||
+	    (mask & IBV_QP_DEST_QPN && a->dest_qp_num > 0xffffff) ||
+	    (mask & IBV_QP_MAX_QP_RD_ATOMIC && a->max_rd_atomic > SN_MAX_RD_ATOM) ||
+	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && a->max_dest_rd_atomic > SN_MAX_RD_ATOM) ||
+	    (mask & IBV_QP_TIMEOUT && a->timeout > 31) || (mask & IBV_QP_RETRY_CNT && a->retry_cnt > 7) ||
+	    (mask & IBV_QP_RNR_RETRY && a->rnr_retry > 7) || (mask & IBV_QP_MIN_RNR_TIMER && a->min_rnr_timer > 31) ||
+	    (mask & IBV_QP_AV && (!a->ah_attr.is_global || a->ah_attr.grh.sgid_index >= SN_GIDS)))
+		return EINVAL;
+	return 0;
+}
+
+static void apply(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask)
+{
+	struct sn_qp *qp = priv->qp;
+	struct ibv_qp_attr *k = &priv->attr;
+#define TAKE(bit, field) \
+	if (mask & (bit)) \
+	k->field = a->field
+	TAKE(IBV_QP_ACCESS_FLAGS, qp_access_flags);
+	TAKE(IBV_QP_PKEY_INDEX, pkey_index);
+	TAKE(IBV_QP_PORT, port_num);
+	TAKE(IBV_QP_QKEY, qkey);
+	TAKE(IBV_QP_AV, ah_attr);
+	TAKE(IBV_QP_PATH_MTU, path_mtu);
+	TAKE(IBV_QP_TIMEOUT, timeout);
+	TAKE(IBV_QP_RETRY_CNT, retry_cnt);
+	TAKE(IBV_QP_RNR_RETRY, rnr_retry);
+	TAKE(IBV_QP_RQ_PSN, rq_psn);
+	TAKE(IBV_QP_MAX_QP_RD_ATOMIC, max_rd_atomic);
+	TAKE(IBV_QP_MIN_RNR_TIMER, min_rnr_timer);
+	TAKE(IBV_QP_SQ_PSN, sq_psn);
+	TAKE(IBV_QP_MAX_DEST_RD_ATOMIC, max_dest_rd_atomic);
+	TAKE(IBV_QP_DEST_QPN, dest_qp_num);
+#undef TAKE
+	atomic_store(&qp->access, k->qp_access_flags);
+	qp->qkey = k->qkey;
+	qp->dest_qpn = k->dest_qp_num;
+	qp->timeout = k->timeout;
+	qp->retry_cnt = k->retry_cnt;
+	qp->rnr_retry = k->rnr_retry;
+	qp->min_rnr_timer = k->min_rnr_timer;
+	qp->max_rd_atomic = k->max_rd_atomic;
+	qp->max_dest_rd_atomic = k->max_dest_rd_atomic;
+	qp->path_mtu = k->path_mtu;
+}
+
+static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask)
+{
+	struct sn_qp *qp = priv->qp;
+	enum ibv_qp_state from = atomic_load(&qp->state), to = mask & IBV_QP_STATE ? a->qp_state : from;
+	struct sn_side own = sn_own_side(priv), peer;
+	int err;
+
+	if (mask & IBV_QP_CUR_STATE && a->cur_qp_state != from)
+		return EINVAL;
+	if ((err = sn_qp_check_attr(qp->type, from, to, mask)) || (err = check_values(a, mask)))
+		return err;
+	if (to == IBV_QPS_RESET)
+		return from == IBV_QPS_RESET ? 0 : quiesce(priv, IBV_QPS_RESET);
+	if (to == IBV_QPS_ERR) {
+		if (from == IBV_QPS_RESET)
+			atomic_store(&qp->state, IBV_QPS_ERR);
+		else
+			sn_qp_fail(priv->ctx, &own);
+		return 0;
+	}
+	apply(priv, a, mask);
+	if (to == IBV_QPS_RTR) {
+		priv->peer = NULL;
+		/* May we reach the peer's memory at all? Better said now than at the first message. */
+		if (qp->type != IBV_QPT_UD && sn_peer_side(priv, &peer) && peer.peer && !peer.peer->readable)
+			return EPERM;
+	}
+	atomic_compare_exchange_strong(&qp->state, &(uint32_t){ from }, to); /* an error meanwhile wins */
+	return 0;
+}
+
+SN_EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask)
+{
+	struct sn_priv_qp *priv = sn_container(ibv, struct sn_priv_qp, ibv);
+	int err;
+	if (sn_foreign(priv->ctx))
+		return EPERM;
+	pthread_mutex_lock(&priv->ctx->lock);
+	err = modify(priv, attr, mask);
+	pthread_mutex_unlock(&priv->ctx->lock);
+	ibv->state = atomic_load(&priv->qp->state);
+	if (!err && ibv->state != IBV_QPS_RESET && ibv->state != IBV_QPS_INIT) {
+		sn_drive(priv); /* flush, or go on after SQD */
+		sn_drive_peer(priv); /* its sends may have waited for this QP */
+	}
+	return err;
+}
+
+SN_EXPORT int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int mask, struct ibv_qp_init_attr *init)
+{
+	struct sn_priv_qp *priv = sn_container(ibv, struct sn_priv_qp, ibv);
+	(void)mask;
+	if (sn_foreign(priv->ctx))
+		return EPERM;
+	*attr = priv->attr;
+	attr->qp_state = attr->cur_qp_state = ibv->state = atomic_load(&priv->qp->state);
+	attr->cap = priv->init.cap;
+	attr->path_mig_state = IBV_MIG_MIGRATED;
+	*init = priv->init;
+	return 0;
+}
+
+SN_EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
+{
+	struct sn_priv_qp *priv = sn_container(ibv, struct sn_priv_qp, ibv);
+	struct sn_ctx *ctx = priv->ctx;
+	int err;
+	if (sn_foreign(ctx))
+		return 0;
+	pthread_mutex_lock(&ctx->lock);
+	priv->destroying = true;
+	err = quiesce(priv, SN_QP_FREE);
+	pthread_mutex_unlock(&ctx->lock);
+	if (err)
+		return err;
+	pthread_mutex_lock(&ibv->mutex);
+	while (ibv->events_completed != priv->async_seen)
+		pthread_cond_wait(&ibv->cond, &ibv->mutex);
+	pthread_mutex_unlock(&ibv->mutex);
+	delist(priv);
+	pthread_mutex_lock(&ctx->lock);
+	struct sn_priv_cq *recv = priv_cq(priv->init.recv_cq);
+	sn_spin(&recv->poll_lock); /* a poll in another thread looks QPs up by number */
+	ctx->qps[priv->index] = NULL;
+	sn_unspin(&recv->poll_lock);
+	sn_heap_put(ctx, priv->heap, priv->heap_len);
+	pthread_mutex_unlock(&ctx->lock);
+	atomic_fetch_sub(&sn_container(priv->ibv.pd, struct sn_priv_pd, ibv)->users, 1);
+	atomic_fetch_sub(&priv_cq(priv->init.send_cq)->users, 1);
+	atomic_fetch_sub(&recv->users, 1);
+	if (priv->init.srq)
+		atomic_fetch_sub(&sn_container(priv->init.srq, struct sn_priv_srq, ibv)->users, 1);
+	free(priv->free.item);
+	free(priv);
+	return 0;
+}

@@ -1,0 +1,226 @@
+/* Receive queues, of a QP or shared: posted by the owner, consumed by whoever executes a send. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+
+#include "softnic.h"
+
+uint32_t sn_round_pow2(uint32_t n)
+{
+	uint32_t p = 1;
+	while (p < n)
+		p *= 2;
+	return p;
+}
+
+static uint32_t rwqe_stride(uint32_t max_sge)
+{
+	return (uint32_t)((sizeof(struct sn_rwqe) + max_sge * sizeof(struct sn_sge) + 63) & ~63UL);
+}
+
+uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge)
+{
+	return size ? (uint64_t)size * rwqe_stride(max_sge) + ((size * sizeof(uint32_t) + 63) & ~63UL) : 0;
+}
+
+void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge)
+{
+	rq->size = size;
+	rq->max_sge = max_sge;
+	rq->stride = rwqe_stride(max_sge);
+	rq->wqes = at;
+	rq->ring = at + (uint64_t)size * rq->stride;
+	atomic_store(&rq->head, 0);
+	atomic_store(&rq->tail, 0);
+	atomic_store(&rq->waiting, 0);
+	rq->live = 1;
+	for (uint32_t i = 0; i < size; i++)
+		atomic_store(&sn_rwqe_at(seg, rq, i)->state, SN_RWQE_FREE);
+}
+
+int sn_free_list_init(struct sn_free_list *f, uint32_t size, uint32_t usable)
+{
+	if (size > f->size) {
+		uint32_t *item = realloc(f->item, size * sizeof(*item));
+		if (!item)
+			return ENOMEM;
+		f->item = item;
+		f->size = size;
+	}
+	f->count = usable;
+	for (uint32_t i = 0; i < usable; i++)
+		f->item[i] = usable - 1 - i;
+	return 0;
+}
+
+bool sn_free_list_get(struct sn_free_list *f, uint32_t *item)
+{
+	bool ok;
+	sn_spin(&f->lock);
+	ok = f->count > 0;
+	if (ok)
+		*item = f->item[--f->count];
+	sn_unspin(&f->lock);
+	return ok;
+}
+
+void sn_free_list_put(struct sn_free_list *f, uint32_t item)
+{
+	sn_spin(&f->lock);
+	if (f->count < f->size)
+		f->item[f->count++] = item;
+	sn_unspin(&f->lock);
+}
+
+static int fill(struct sn_seg *seg, struct sn_rq *rq, struct sn_free_list *free, const struct ibv_recv_wr *wr,
+		uint32_t *item)
+{
+	struct sn_rwqe *w;
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > rq->max_sge)
+		return EINVAL;
+	if (!rq->size || !sn_free_list_get(free, item))
+		return ENOMEM;
+	w = sn_rwqe_at(seg, rq, *item);
+	w->wr_id = wr->wr_id;
+	w->num_sge = (uint32_t)wr->num_sge;
+	w->lazy_len = 0;
+	for (int i = 0; i < wr->num_sge; i++)
+		w->sge[i] = (struct sn_sge){ wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey };
+	atomic_store_explicit(&w->state, SN_RWQE_POSTED, memory_order_relaxed);
+	return 0;
+}
+
+static void append(struct sn_seg *seg, struct sn_rq *rq, uint32_t item)
+{
+	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed);
+	uint32_t *ring = sn_at(seg, rq->ring);
+	ring[tail & (rq->size - 1)] = item;
+	atomic_store_explicit(&rq->tail, tail + 1, memory_order_release);
+}
+
+static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t item)
+{
+	struct sn_qp *qp = side->qp;
+	struct sn_cqe e = {
+		.wr_id = sn_rwqe_at(side->seg, &qp->rq, item)->wr_id,
+		.qpn = qp->qpn,
+		.epoch = atomic_load(&qp->epoch),
+		.status = IBV_WC_WR_FLUSH_ERR,
+		.opcode = IBV_WC_RECV,
+		.rwqe = item,
+		.srq = -1,
+		.kind = SN_CQE_RECV,
+	};
+	sn_cq_push(ctx, side, qp->recv_cq, &e, true);
+}
+
+/* Every receive of a QP in error completes with a flush status. Shared queues keep theirs. */
+void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
+{
+	struct sn_qp *qp = side->qp;
+	if (qp->srq >= 0) {
+		sn_async_raise(ctx, side, IBV_EVENT_QP_LAST_WQE_REACHED, qp->qpn & (SN_QPS - 1),
+			       atomic_load(&qp->epoch));
+		return;
+	}
+	if (!qp->rq.size || !sn_lock(ctx, &qp->rq.lock))
+		return;
+	uint32_t *ring = sn_at(side->seg, qp->rq.ring);
+	uint32_t head = atomic_load(&qp->rq.head), tail = atomic_load(&qp->rq.tail);
+	while (head != tail && atomic_load(&qp->state) == IBV_QPS_ERR) {
+		uint32_t item = ring[head & (qp->rq.size - 1)];
+		atomic_store(&qp->rq.head, ++head);
+		flush_one(ctx, side, item);
+	}
+	sn_unlock(&qp->rq.lock);
+}
+
+int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	struct sn_priv_qp *priv = sn_container(ibv, struct sn_priv_qp, ibv);
+	struct sn_qp *qp = priv->qp;
+	struct sn_ctx *ctx = priv->ctx;
+	struct sn_side side = sn_own_side(priv);
+	bool waited = false;
+	int err = 0;
+
+	if (sn_foreign(ctx))
+		err = EPERM;
+	else if (qp->srq >= 0 || atomic_load(&qp->state) == IBV_QPS_RESET)
+		err = EINVAL;
+	for (; !err && wr; wr = wr->next) {
+		uint32_t item;
+		err = fill(ctx->seg, &qp->rq, &priv->free, wr, &item);
+		if (err)
+			break;
+		if (!sn_lock(ctx, &qp->rq.lock)) {
+			sn_free_list_put(&priv->free, item);
+			err = EBUSY;
+			break;
+		}
+		if (atomic_load(&qp->state) == IBV_QPS_ERR) {
+			flush_one(ctx, &side, item);
+		} else {
+			append(ctx->seg, &qp->rq, item);
+			if (atomic_load_explicit(&qp->rq.waiting, memory_order_relaxed)) {
+				atomic_store_explicit(&qp->rq.waiting, 0, memory_order_relaxed);
+				waited = true;
+			}
+		}
+		sn_unlock(&qp->rq.lock);
+	}
+	if (err)
+		*bad = wr;
+	if (waited)
+		sn_drive_peer(priv); /* its sends were waiting for this, and it may be asleep */
+	return err;
+}
+
+static void drive_waiters(struct sn_ctx *ctx, struct sn_srq *srq)
+{
+	for (uint32_t w = 0; w < SN_QPS / 64; w++) {
+		uint64_t bits = atomic_load_explicit(&srq->waiters[w], memory_order_relaxed);
+		if (!bits)
+			continue;
+		bits = atomic_exchange(&srq->waiters[w], 0);
+		for (; bits; bits &= bits - 1) {
+			struct sn_priv_qp *qp = ctx->qps[w * 64 + (uint32_t)__builtin_ctzll(bits)];
+			if (qp && !qp->destroying)
+				sn_drive_peer(qp);
+		}
+	}
+}
+
+int sn_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	struct sn_priv_srq *priv = sn_container(ibv, struct sn_priv_srq, ibv);
+	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
+	struct sn_rq *rq = &priv->srq->rq;
+	bool waited = false;
+	int err = sn_foreign(ctx) ? EPERM : 0;
+
+	for (; !err && wr; wr = wr->next) {
+		uint32_t item;
+		err = fill(ctx->seg, rq, &priv->free, wr, &item);
+		if (err)
+			break;
+		if (!sn_lock(ctx, &rq->lock)) {
+			sn_free_list_put(&priv->free, item);
+			err = EBUSY;
+			break;
+		}
+		append(ctx->seg, rq, item);
+		if (atomic_load_explicit(&rq->waiting, memory_order_relaxed)) {
+			atomic_store_explicit(&rq->waiting, 0, memory_order_relaxed);
+			waited = true;
+		}
+		sn_unlock(&rq->lock);
+	}
+	if (err)
+		*bad = wr;
+	if (waited) {
+		pthread_mutex_lock(&ctx->lock); /* keeps the QPs that are found there */
+		drive_waiters(ctx, priv->srq);
+		pthread_mutex_unlock(&ctx->lock);
+	}
+	return err;
+}

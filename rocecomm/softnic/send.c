@@ -1,0 +1,137 @@
+/* Posting: the work request is written into the shared send queue, then carried out at once if it
+ * can be. */
+#define _GNU_SOURCE
+#include <sched.h>
+
+#include "softnic.h"
+
+static bool known_opcode(uint32_t type, enum ibv_wr_opcode opcode)
+{
+	switch (opcode) {
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_IMM:
+		return true;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		return type != IBV_QPT_UD;
+	case IBV_WR_RDMA_READ:
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		return type == IBV_QPT_RC;
+	default:
+		return false;
+	}
+}
+
+static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr *wr)
+{
+	struct sn_qp *qp = priv->qp;
+	struct sn_swqe *w = sn_swqe_at(priv->ctx->seg, &qp->sq, pos);
+	uint64_t length = 0;
+
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->sq.max_sge || !known_opcode(qp->type, wr->opcode))
+		return EINVAL;
+	for (int i = 0; i < wr->num_sge; i++) {
+		w->sge[i] = (struct sn_sge){ wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey };
+		length += wr->sg_list[i].length;
+	}
+	w->wr_id = wr->wr_id;
+	w->opcode = wr->opcode;
+	w->flags = wr->send_flags;
+	w->imm = wr->imm_data;
+	w->num_sge = (uint32_t)wr->num_sge;
+	w->length = length > UINT32_MAX ? UINT32_MAX : (uint32_t)length;
+	w->staged = 0;
+	switch (wr->opcode) {
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		w->remote_addr = wr->wr.atomic.remote_addr;
+		w->rkey = wr->wr.atomic.rkey;
+		w->compare_add = wr->wr.atomic.compare_add;
+		w->swap = wr->wr.atomic.swap;
+		break;
+	case IBV_WR_RDMA_WRITE:
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_RDMA_READ:
+		w->remote_addr = wr->wr.rdma.remote_addr;
+		w->rkey = wr->wr.rdma.rkey;
+		break;
+	default:
+		if (qp->type == IBV_QPT_UD) {
+			if (!wr->wr.ud.ah)
+				return EINVAL;
+			w->ud_qpn = wr->wr.ud.remote_qpn;
+			w->ud_qkey = wr->wr.ud.remote_qkey & 0x80000000u ? qp->qkey : wr->wr.ud.remote_qkey;
+		}
+	}
+	if (wr->send_flags & IBV_SEND_INLINE) {
+		if (wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
+		    wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || length > qp->sq.max_inline)
+			return EINVAL;
+		char *to = (char *)w + w->data;
+		for (int i = 0; i < wr->num_sge; i++) {
+			memcpy(to, (void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+			to += wr->sg_list[i].length;
+		}
+		w->staged = 1;
+	}
+	return 0;
+}
+
+/* Room in the queue. The program may have polled the completion of an entry that its executor, in
+ * another process, is just about to take out: then there is room in a moment. */
+static bool has_room(struct sn_priv_qp *priv, uint32_t tail)
+{
+	struct sn_sq *sq = &priv->qp->sq;
+	for (int tries = 0; tries < 1000; tries++) {
+		uint32_t head = atomic_load_explicit(&sq->head, memory_order_acquire);
+		if (tail - head < priv->init.cap.max_send_wr)
+			return true;
+		if (atomic_load_explicit(&sq->completing, memory_order_relaxed) != head + 1 ||
+		    !priv->init.cap.max_send_wr)
+			return false;
+		sched_yield();
+	}
+	return false;
+}
+
+int sn_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	struct sn_priv_qp *priv = sn_container(ibv, struct sn_priv_qp, ibv);
+	struct sn_qp *qp = priv->qp;
+	int err = 0;
+
+	if (sn_foreign(priv->ctx)) {
+		*bad = wr;
+		return EPERM;
+	}
+	sn_spin(&priv->post_lock);
+	uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
+	if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR)
+		err = EINVAL;
+	uint32_t tail = atomic_load_explicit(&qp->sq.tail, memory_order_relaxed), from = tail;
+	for (; !err && wr; wr = wr->next) {
+		if (!has_room(priv, tail))
+			err = ENOMEM;
+		else
+			err = fill(priv, tail, wr);
+		if (err)
+			break;
+		tail++;
+	}
+	if (err)
+		*bad = wr;
+	if (tail != from)
+		atomic_store_explicit(&qp->sq.tail, tail, memory_order_release);
+	sn_unspin(&priv->post_lock);
+	if (tail != from) {
+		sn_drive(priv);
+		if (sn_qp_busy(qp)) {
+			struct sn_priv_cq *cq = sn_container(ibv->send_cq, struct sn_priv_cq, ibv);
+			atomic_store_explicit(&cq->pending, 1, memory_order_relaxed);
+			atomic_thread_fence(memory_order_seq_cst);
+			sn_channel_watch(priv);
+		}
+	}
+	return err;
+}

@@ -1,0 +1,257 @@
+/* Process-private objects of the user-space device and the functions between its files.
+ * Conventions: int functions return 0 or a positive errno unless they say otherwise. */
+#ifndef SN_SOFTNIC_H
+#define SN_SOFTNIC_H
+
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "layout.h"
+
+#undef ibv_query_port
+#undef ibv_reg_mr
+#undef ibv_reg_mr_iova
+
+#define SN_EXPORT __attribute__((visibility("default")))
+#define sn_container(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+#define SN_LOCK_WAIT_NS 2000000000ULL /* a holder that lives but is stopped: give up after this */
+#define SN_RETRY_NOW UINT64_MAX
+
+/* Another context's segment, mapped here. */
+struct sn_peer {
+	sn_id id;
+	int pid;
+	bool local;  /* of this process: plain memcpy reaches its memory */
+	bool readable; /* process_vm works */
+	bool dead;
+	_Atomic uint32_t lock; /* of fifo[] and pool[] */
+	struct sn_seg *seg;
+	struct sn_peer *retired; /* an earlier owner of the same slot */
+	uint64_t next_probe; /* when its life is next looked at */
+	struct { uint32_t number; int fd; } fifo[8];
+	struct { uint32_t serial; char *addr; uint64_t length; } pool[SN_POOLS];
+};
+
+struct sn_channel {
+	struct ibv_comp_channel ibv; /* fd is an epoll fd over the three below */
+	struct sn_ctx *ctx;
+	uint32_t number;
+	int fifo, timer;
+	pthread_mutex_t lock;
+	uint64_t timer_at;
+	struct { sn_id id; int fd; } death[64];
+	uint32_t num_death;
+};
+
+struct sn_priv_pd {
+	struct ibv_pd ibv;
+	_Atomic int users;
+};
+
+struct sn_priv_mr {
+	struct ibv_mr ibv;
+	uint32_t index;
+	bool closing;
+};
+
+struct sn_priv_cq {
+	struct ibv_cq ibv;
+	struct sn_cq *cq;
+	uint32_t index;
+	_Atomic int users;
+	_Atomic uint32_t poll_lock;
+	_Atomic uint32_t pending; /* some QP of this CQ may have work that waits */
+	uint64_t next_kick;
+	uint32_t empty_polls;
+	uint32_t events_seen, async_seen;
+	struct sn_priv_qp *senders; /* QPs that complete their sends here */
+};
+
+/* Entries of a receive queue that are free to post, in the owner only. */
+struct sn_free_list {
+	uint32_t *item;
+	uint32_t count, size;
+	_Atomic uint32_t lock;
+};
+
+struct sn_priv_srq {
+	struct ibv_srq ibv;
+	struct sn_srq *srq;
+	uint32_t index;
+	_Atomic int users;
+	uint32_t async_seen;
+	uint32_t wanted; /* max_wr as granted */
+	uint64_t heap, heap_len;
+	struct sn_free_list free;
+};
+
+struct sn_priv_qp {
+	struct ibv_qp ibv;
+	struct sn_ctx *ctx;
+	struct sn_qp *qp;
+	uint32_t index;
+	_Atomic uint32_t post_lock;
+	struct sn_peer *peer;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr init;
+	uint32_t async_seen;
+	uint64_t heap, heap_len;
+	struct sn_free_list free;
+	struct sn_priv_qp *next_sender;
+	bool destroying;
+};
+
+struct sn_extent { uint64_t at, len; };
+
+struct sn_ctx {
+	struct verbs_context vctx; /* vctx.context is what the program sees */
+	pid_t pid;
+	sn_id id;
+	struct sn_seg *seg;
+	int seg_fd;
+	uint64_t instance; /* the word that peers read to learn whether they may */
+	int async_fifo;
+	pthread_mutex_t lock; /* control path; taken before a CQ's poll_lock, never inside a drive */
+	pthread_mutex_t peer_lock; /* of peers[], innermost */
+	struct sn_extent *holes;
+	uint32_t num_holes, room_holes;
+	struct sn_priv_qp *qps[SN_QPS];
+	struct sn_priv_cq *cqs[SN_CQS];
+	struct sn_priv_srq *srqs[SN_SRQS];
+	struct sn_peer *peers[SN_SLOTS];
+	uint32_t next_qp, next_cq, next_srq, next_pd, next_mr, next_channel, next_pool;
+	uint32_t key_start; /* where the tags of memory keys begin */
+	_Atomic int objects; /* PDs, channels and CQs alive */
+	void *pool_addr[SN_POOLS];
+	struct sn_ctx *next;
+};
+
+/* One end of a connection as the executor sees it. */
+struct sn_side {
+	struct sn_seg *seg;
+	struct sn_qp *qp;
+	struct sn_peer *peer; /* NULL: the executor's own context */
+};
+
+/* ---- lock.c */
+extern pid_t sn_pid; /* of this process, renewed after fork */
+uint64_t sn_now(void);
+bool sn_try_lock(struct sn_ctx *ctx, struct sn_lock *l);
+bool sn_lock(struct sn_ctx *ctx, struct sn_lock *l); /* false: the holder is stopped */
+void sn_unlock(struct sn_lock *l);
+void sn_spin(_Atomic uint32_t *l);
+static inline void sn_unspin(_Atomic uint32_t *l)
+{
+	atomic_store_explicit(l, 0, memory_order_release);
+}
+static inline void sn_pause(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#else
+	__asm__ __volatile__("" ::: "memory");
+#endif
+}
+
+/* ---- fabric.c */
+int sn_fabric_join(struct sn_ctx *ctx);	  /* claims a slot, creates the segment */
+void sn_fabric_leave(struct sn_ctx *ctx); /* gives both back; the last one out removes all */
+bool sn_alive(sn_id id);
+bool sn_is_local(sn_id id); /* a context of this very process */
+int sn_fabric_path(char *buf, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- segment.c */
+int sn_seg_create(struct sn_ctx *ctx);
+int sn_seg_grow(struct sn_ctx *ctx, _Atomic uint32_t *limit, uint64_t table, size_t entry, uint32_t need);
+int sn_heap_get(struct sn_ctx *ctx, uint64_t len, uint64_t *at);
+void sn_heap_put(struct sn_ctx *ctx, uint64_t at, uint64_t len);
+void sn_heap_free(struct sn_ctx *ctx);
+
+/* ---- peer.c */
+struct sn_peer *sn_peer_get(struct sn_ctx *ctx, uint32_t slot, int *err);
+bool sn_peer_dead(struct sn_peer *peer, uint64_t now);
+void sn_peer_event(struct sn_peer *peer, uint32_t number, const struct sn_event *event);
+char *sn_peer_pool(struct sn_peer *peer, uint32_t pool, uint64_t offset, uint64_t length);
+void sn_peers_free(struct sn_ctx *ctx);
+
+/* ---- mr.c */
+bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, uint64_t addr, uint64_t length,
+		  struct sn_mr *copy);
+struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t);
+void sn_claim_key(struct sn_claim *c, int side, uint32_t key);
+void sn_claim_end(struct sn_claim *c);
+bool sn_wait_claims(struct sn_ctx *ctx, uint32_t qpn, uint32_t key);
+
+/* ---- cq.c */
+int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t cq, const struct sn_cqe *cqe, bool solicited);
+int sn_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
+int sn_req_notify_cq(struct ibv_cq *cq, int solicited_only);
+bool sn_cq_kick(struct sn_priv_cq *cq);
+
+/* ---- channel.c */
+void sn_channel_watch(struct sn_priv_qp *qp); /* deadlines and deaths must wake a sleeper */
+void sn_channel_notify(struct sn_ctx *ctx, const struct sn_side *side, uint32_t channel, uint32_t cq, uint32_t epoch);
+int sn_async_open(struct sn_ctx *ctx);
+void sn_async_raise(struct sn_ctx *ctx, const struct sn_side *side, enum ibv_event_type type, uint32_t index,
+		    uint32_t epoch);
+
+/* ---- rq.c */
+uint32_t sn_round_pow2(uint32_t n);
+uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge);
+void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge);
+int sn_free_list_init(struct sn_free_list *f, uint32_t size, uint32_t usable);
+bool sn_free_list_get(struct sn_free_list *f, uint32_t *item);
+void sn_free_list_put(struct sn_free_list *f, uint32_t item);
+int sn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side);
+
+/* ---- send.c */
+int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+
+/* ---- exec.c */
+bool sn_qp_busy(struct sn_qp *qp);
+bool sn_drive(struct sn_priv_qp *qp);	   /* own send queue; true: something moved */
+bool sn_drive_peer(struct sn_priv_qp *qp); /* the send queue of the QP that this one is connected to */
+void sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
+struct sn_side sn_own_side(struct sn_priv_qp *qp);
+bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side);
+
+/* ---- place.c */
+bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t);
+bool sn_place_all(struct sn_ctx *ctx);
+bool sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w);
+
+/* ---- copy.c */
+struct sn_piece { char *ptr; uint64_t addr; uint64_t len; }; /* ptr: reachable here; else addr in the other process */
+enum sn_copy_result { SN_COPY_OK, SN_COPY_FAULT, SN_COPY_DEAD };
+enum sn_copy_result sn_copy(int pid, bool write, struct sn_piece *local, int num_local, struct sn_piece *far, int num_far,
+			    uint64_t length);
+void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn_mr *mr, uint64_t addr, uint64_t length);
+enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struct sn_piece *where, uint32_t opcode,
+			      uint64_t compare_add, uint64_t swap, uint64_t *old);
+
+/* ---- qp_state.c */
+int sn_qp_check_attr(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
+
+/* ---- device.c */
+extern const struct ibv_context_ops sn_context_ops;
+uint64_t sn_max_message(void);
+uint64_t sn_max_region(void);
+
+static inline struct sn_ctx *sn_ctx_of(struct ibv_context *c)
+{
+	return sn_container(c, struct sn_ctx, vctx.context);
+}
+static inline bool sn_foreign(const struct sn_ctx *ctx) /* inherited through fork: not ours to touch */
+{
+	return ctx->pid != sn_pid;
+}
+
+#endif

@@ -1,0 +1,148 @@
+/* Shared receive queues, and address handles. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+
+#include "softnic.h"
+
+SN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_attr *init)
+{
+	struct sn_ctx *ctx = sn_ctx_of(pd->context);
+	struct sn_priv_srq *srq = NULL;
+	uint32_t i = 0, size = 0, sge = init->attr.max_sge;
+	uint64_t at = 0, len = 0;
+	int err = 0;
+
+	if (sn_foreign(ctx))
+		err = EPERM;
+	else if (!init->attr.max_wr || init->attr.max_wr > SN_MAX_WR || sge > SN_MAX_SGE)
+		err = EINVAL;
+	else if (!(srq = calloc(1, sizeof(*srq))))
+		err = ENOMEM;
+	if (!err) {
+		size = sn_round_pow2(init->attr.max_wr);
+		len = sn_rq_bytes(size, sge);
+		err = sn_free_list_init(&srq->free, size, size);
+	}
+	pthread_mutex_lock(&ctx->lock);
+	if (!err) {
+		for (i = 0; i < SN_SRQS && ctx->srqs[i]; i++)
+			;
+		err = i == SN_SRQS ? ENOMEM : 0;
+	}
+	if (!err)
+		err = sn_seg_grow(ctx, &ctx->seg->srq_limit, SN_SRQ_TABLE, sizeof(struct sn_srq), i + 1);
+	if (!err)
+		err = sn_heap_get(ctx, len, &at);
+	if (!err) {
+		srq->index = i;
+		srq->heap = at;
+		srq->heap_len = len;
+		srq->srq = sn_srq_at(ctx->seg, i);
+		srq->srq->pd = pd->handle;
+		atomic_store(&srq->srq->limit, init->attr.srq_limit);
+		for (uint32_t w = 0; w < SN_QPS / 64; w++)
+			atomic_store(&srq->srq->waiters[w], 0);
+		sn_rq_init(ctx->seg, &srq->srq->rq, at, size, sge);
+		ctx->srqs[i] = srq;
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	if (err) {
+		if (srq)
+			free(srq->free.item);
+		free(srq);
+		errno = err;
+		return NULL;
+	}
+	init->attr.max_wr = size;
+	srq->ibv.context = pd->context;
+	srq->ibv.srq_context = init->srq_context;
+	srq->ibv.pd = pd;
+	srq->ibv.handle = i;
+	pthread_mutex_init(&srq->ibv.mutex, NULL);
+	pthread_cond_init(&srq->ibv.cond, NULL);
+	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	return &srq->ibv;
+}
+
+SN_EXPORT int ibv_modify_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr, int mask)
+{
+	struct sn_priv_srq *srq = sn_container(ibv, struct sn_priv_srq, ibv);
+	if (sn_foreign(sn_ctx_of(ibv->context)))
+		return EPERM;
+	if (mask & ~(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT))
+		return EINVAL;
+	if (mask & IBV_SRQ_MAX_WR)
+		return EOPNOTSUPP; /* not advertised: IBV_DEVICE_SRQ_RESIZE is clear */
+	if (mask & IBV_SRQ_LIMIT) {
+		if (attr->srq_limit > srq->srq->rq.size)
+			return EINVAL;
+		atomic_store(&srq->srq->limit, attr->srq_limit);
+	}
+	return 0;
+}
+
+SN_EXPORT int ibv_query_srq(struct ibv_srq *ibv, struct ibv_srq_attr *attr)
+{
+	struct sn_priv_srq *srq = sn_container(ibv, struct sn_priv_srq, ibv);
+	if (sn_foreign(sn_ctx_of(ibv->context)))
+		return EPERM;
+	attr->max_wr = srq->srq->rq.size;
+	attr->max_sge = srq->srq->rq.max_sge;
+	attr->srq_limit = atomic_load(&srq->srq->limit);
+	return 0;
+}
+
+SN_EXPORT int ibv_destroy_srq(struct ibv_srq *ibv)
+{
+	struct sn_priv_srq *srq = sn_container(ibv, struct sn_priv_srq, ibv);
+	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
+	if (sn_foreign(ctx))
+		return 0;
+	if (atomic_load(&srq->users))
+		return EBUSY;
+	pthread_mutex_lock(&ibv->mutex);
+	while (ibv->events_completed != srq->async_seen)
+		pthread_cond_wait(&ibv->cond, &ibv->mutex);
+	pthread_mutex_unlock(&ibv->mutex);
+	pthread_mutex_lock(&ctx->lock);
+	atomic_fetch_add(&srq->srq->epoch, 1); /* completions that are still to be polled give nothing back */
+	ctx->srqs[srq->index] = NULL;
+	sn_heap_put(ctx, srq->heap, srq->heap_len);
+	pthread_mutex_unlock(&ctx->lock);
+	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
+	free(srq->free.item);
+	free(srq);
+	return 0;
+}
+
+struct sn_priv_ah {
+	struct ibv_ah ibv;
+	struct ibv_ah_attr attr;
+};
+
+SN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
+{
+	struct sn_ctx *ctx = sn_ctx_of(pd->context);
+	struct sn_priv_ah *ah;
+	/* RoCE knows no address without a global route */
+	errno = sn_foreign(ctx) ? EPERM : EINVAL;
+	if (sn_foreign(ctx) || !attr->is_global || attr->port_num != 1 || attr->grh.sgid_index >= SN_GIDS)
+		return NULL;
+	ah = calloc(1, sizeof(*ah));
+	if (!ah)
+		return NULL;
+	ah->attr = *attr;
+	ah->ibv.context = pd->context;
+	ah->ibv.pd = pd;
+	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	return &ah->ibv;
+}
+
+SN_EXPORT int ibv_destroy_ah(struct ibv_ah *ibv)
+{
+	if (sn_foreign(sn_ctx_of(ibv->context)))
+		return 0;
+	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
+	free(sn_container(ibv, struct sn_priv_ah, ibv));
+	return 0;
+}
