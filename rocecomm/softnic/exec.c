@@ -558,11 +558,17 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		uint32_t head = atomic_load_explicit(&qp->sq.head, memory_order_relaxed);
 		uint32_t state = atomic_load(&qp->state);
 		struct sn_swqe *w = sn_swqe_at(r->seg, &qp->sq, head);
-		struct job j = { .ctx = ctx, .r = r, .t = t, .w = w };
 		enum verdict v = DONE;
+		struct job j; /* not zeroed as a whole: near[] is large */
 
 		if (head == atomic_load_explicit(&qp->sq.tail, memory_order_acquire))
 			return moved;
+		j.ctx = ctx;
+		j.r = r;
+		j.t = t;
+		j.w = w;
+		j.num_near = 0;
+		j.fail_t = false;
 		if (state == IBV_QPS_ERR || state == IBV_QPS_SQE) {
 			j.status = IBV_WC_WR_FLUSH_ERR;
 		} else if (state == IBV_QPS_RTS) {
