@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from rocecomm.errors import ConfigError, DeviceNotFoundError
-from rocecomm.link.gid import (ROCE_V1, ROCE_V2, GidEntry, choose_gid, format_gid,
-                               parse_gid)
+from rocecomm.link.gid import ROCE_V1, ROCE_V2, GidEntry, choose_gid, format_gid, parse_gid
 
 V1, V2 = ROCE_V1, ROCE_V2
 ZERO = bytes(16)
@@ -44,8 +43,9 @@ def test_last_resort_says_so():
 
 def test_peers_subnet():
     rows = [(LL, V2), ("10.0.0.1", V2), ("192.168.7.1", V2), ("fd93::1", V2)]
-    pick = lambda *peers: choose_gid(
-        table(*rows), peers=[parse_gid(p) for p in peers]).index
+    def pick(*peers):
+        return choose_gid(
+            table(*rows), peers=[parse_gid(p) for p in peers]).index
     assert pick("10.0.0.9") == 1
     assert pick("192.168.7.200") == 2
     assert pick("fd93::2") == 3
