@@ -22,7 +22,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Distribution, Extension, find_packages, setup
+from setuptools import Command, Distribution, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext as _build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -231,17 +231,37 @@ class build_ext(_build_ext):
         super().build_extension(ext)
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.write_text(wanted)
+        if self._in_tree:  # at once, so that one that fails does not hold back the others
+            put(target, self.get_ext_filename(self.get_ext_fullname(ext.name)))
 
     def copy_extensions_to_source(self):
-        for ext in self.extensions:
-            name = self.get_ext_filename(self.get_ext_fullname(ext.name))
-            put(Path(self.build_lib) / name, name)
+        """Done by build_extension."""
 
     def get_outputs(self):
         outputs = super().get_outputs()
         if any(SOFTNIC.glob("*.c")):
             outputs.append(str(Path(self.build_lib) / SOFTNIC / "libsoftnic.so"))
         return outputs
+
+
+class build_softnic_only(Command):
+    """Builds only libsoftnic.so, in place unless it is a sanitizer build; prints its path."""
+
+    user_options = []
+
+    def initialize_options(self):
+        pass
+
+    def finalize_options(self):
+        require_headers()
+
+    def run(self):
+        with build_lock():
+            library = build_softnic()
+            if library and not SAN:
+                put(library, SOFTNIC / "libsoftnic.so")
+                library = SOFTNIC / "libsoftnic.so"
+        print(f"softnic: {library.resolve() if library else 'no sources'}")
 
 
 class BinaryDistribution(Distribution):
@@ -254,7 +274,7 @@ setup(
     package_dir={"": "."},
     package_data={"": ["*.pyi", "*.pxd", "py.typed"]},
     ext_modules=extensions(),
-    cmdclass={"build_ext": build_ext},
+    cmdclass={"build_ext": build_ext, "build_softnic": build_softnic_only},
     distclass=BinaryDistribution,
     zip_safe=False,
 )

@@ -1,0 +1,54 @@
+# make help lists the targets. Each does its whole set-up; see tools/setup.sh.
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+RANKS ?= 4
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-roce test-c asan tsan bench lint clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@echo "  variables: ARGS='pytest or script arguments', SAN=address,undefined|thread (test-c),"
+	@echo "             PYTHON=/path/to/python3 (for .venv), TORCH=0 (leave torch out)"
+
+demo: ## train a model on 4 ranks over the user-space RDMA device, twice
+	@tools/setup.sh demo
+	$(PY) -m rocecomm run -n $(RANKS) examples/train_digits.py --mode allreduce $(ARGS)
+	$(PY) -m rocecomm run -n $(RANKS) examples/train_digits.py --mode ps $(ARGS)
+
+test: ## the test suite on soft0, the user-space device
+	@tools/setup.sh test torch mpi
+	@$(PY) tools/ctest.py
+	$(PYTEST) -q --ignore=tests/roce $(ARGS)
+
+test-roce: ## the same suite on kernel Soft-RoCE in a virtual machine, and interoperability
+	@tools/setup.sh test torch roce
+	@$(PY) tools/test_roce.py $(ARGS)
+
+test-c: ## the C tests of softnic; SAN=address,undefined or SAN=thread adds sanitizers
+	@tools/setup.sh
+	@$(PY) tools/ctest.py $(ARGS)
+
+asan: ## the C tests and the test suite with softnic and extensions under ASan and UBSan
+	@tools/setup.sh test
+	@tools/asan.sh $(ARGS)
+
+tsan: ## the C tests under the thread sanitizer
+	@tools/setup.sh
+	@SAN=thread $(PY) tools/ctest.py $(ARGS)
+
+bench: ## benchmarks side by side with MPI and gloo
+	@tools/setup.sh test torch mpi
+	$(PY) benchmarks/run.py $(ARGS)
+
+lint: ## ruff, types of the stubs, layering and packaging rules
+	@tools/setup.sh test lint
+	.venv/bin/ruff check rocecomm tests examples benchmarks tools setup.py
+	@tools/check_stubs.sh
+	$(PYTEST) -q tests/test_layering.py tests/test_packaging.py
+
+clean: ## removes everything that was built, .venv too
+	rm -rf build dist .venv *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find rocecomm -name '*.so' -delete
+	find . -name __pycache__ -prune -exec rm -rf {} +
