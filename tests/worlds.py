@@ -23,8 +23,8 @@ the test itself is given up, the Python stacks of all ranks are shown and they a
 A rank listed in ``mortal`` may die by a signal; its result is then ``Died(signal)``.
 """
 
+import atexit
 import contextlib
-import ctypes
 import dataclasses
 import faulthandler
 import importlib.util
@@ -40,6 +40,8 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
+
+from zygote import Zygote, die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 GRACE = 10.0  # seconds that the others get after the first failure
@@ -121,9 +123,16 @@ def rank_environment(rank, size, folder, device=None, env=None):
     return full
 
 
-def die_with_parent():
-    """Runs in the child: the kernel kills it when the starting thread dies."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+_zygote = None
+
+
+def zygote():
+    """The session's :class:`Zygote`; a new one if there is none or it has died."""
+    global _zygote
+    if _zygote is None or not _zygote.alive():
+        _zygote = Zygote(rank_environment(0, 1, "zygote"), ROOT)
+        atexit.register(_zygote.close)
+    return _zygote
 
 
 class World:
@@ -149,16 +158,15 @@ class World:
                 (self.folder / "task").write_bytes(pickle.dumps(task))
             for rank in range(n):
                 rank_env = {**(env or {}), **((env_by_rank or {}).get(rank, {}))}
-                command = [sys.executable, "-u"]
-                if self.script:
-                    command += [str(what), *map(str, args)]
-                else:
-                    command += [__file__, str(self.folder), str(rank)]
-                with open(self.folder / f"out-{rank}", "wb") as out, \
-                        open(self.folder / f"err-{rank}", "wb") as err:
+                full = rank_environment(rank, n, self.folder, device, rank_env)
+                out, err = self.folder / f"out-{rank}", self.folder / f"err-{rank}"
+                if not self.script:
+                    self.procs.append(zygote().fork([str(self.folder), rank], full, out, err))
+                    continue
+                with open(out, "wb") as out, open(err, "wb") as err:
                     self.procs.append(subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT,
-                        env=rank_environment(rank, n, self.folder, device, rank_env),
+                        [sys.executable, "-u", str(what), *map(str, args)],
+                        stdin=subprocess.DEVNULL, stdout=out, stderr=err, cwd=ROOT, env=full,
                         preexec_fn=die_with_parent, start_new_session=True))
         except BaseException:
             self.end()
@@ -277,16 +285,9 @@ def child(folder, rank):
                 result = True, fn(comm, *task["args"])
         blob = pickle.dumps(result)
     except BaseException as err:  # noqa: BLE001 - SystemExit and all others belong to the test
-        if isinstance(err, SystemExit) and not err.code:
-            return
         result = False, (type(err).__name__, str(err), traceback.format_exc())
         blob = pickle.dumps(result)
     part = Path(folder) / f"part-{rank}"
     part.write_bytes(blob)
     part.rename(Path(folder) / f"result-{rank}")
 
-
-if __name__ == "__main__":
-    # the module must be one and the same for tests that import it
-    sys.modules["worlds"] = sys.modules["__main__"]
-    child(sys.argv[1], int(sys.argv[2]))

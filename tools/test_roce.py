@@ -1,0 +1,71 @@
+"""make test-roce: the test suite on kernel Soft-RoCE, in a virtual machine.
+
+    test_roce.py [PYTEST ARGUMENT...]
+
+Boots the machine with tools/vm.sh and runs in it every test, tests/roce (interoperability
+with programs of rdma-core) included, on rxe0. Pytest's own output is shown; its junit
+file, report and log end up in build/roce. Exit status: pytest's, or 1 where the machine
+did not boot, no test ran, or fewer than 90 % of the tests that use the ``device`` fixture
+ran (not skipped) on rxe0 (only checked when the whole suite runs).
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "roce"
+DEVICE = "rxe0"
+LIMIT = 840  # seconds, boot included: the whole of make test-roce is to end within 15 minutes
+SHARE = 0.9
+
+
+def fail(text):
+    print(f"test-roce: FAILED: {text}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def main(arguments):
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name in ("junit.xml", "report.json", "pytest.log"):
+        (OUT / name).unlink(missing_ok=True)
+    command = [
+        str(ROOT / "tools/vm.sh"), "--timeout", str(LIMIT), "--out", str(OUT), "--",
+        "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no",
+        f"--junitxml={OUT / 'junit.xml'}", "--durations=15", *arguments]
+    env = dict(os.environ, ROCECOMM_TEST_DEVICE=DEVICE, ROCECOMM_TEST_REPORT=str(OUT / "report.json"))
+    env.pop("ROCECOMM_IB_HCA", None)
+    start = time.monotonic()
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace") as vm, open(OUT / "pytest.log", "w") as log:
+        for line in vm.stdout:
+            print(line, end="", flush=True)
+            log.write(line)
+    took = time.monotonic() - start
+    if vm.returncode == 124:
+        fail(f"no end within {LIMIT} s; the log is in {OUT}")
+    if vm.returncode == 125:
+        fail("the virtual machine did not boot or did not get to the tests")
+    if not (OUT / "report.json").exists():
+        fail(f"pytest left no report (exit status {vm.returncode})")
+    report = json.loads((OUT / "report.json").read_text())
+    ran, total = report["ran"], report["total"]
+    print(f"test-roce: {report['collected']} tests in {took:.0f} s; {ran} of {total} that use "
+          f"the device ran on {report['device']}; junit and log in {OUT}")
+    for test in report["skipped"]:
+        print(f"test-roce: skipped on {report['device']}: {test}")
+    if vm.returncode:
+        fail(f"pytest ended with {vm.returncode}")
+    if report["device"] != DEVICE or not report["collected"] or not ran:
+        fail(f"no test ran on {DEVICE}")
+    if not arguments and ran < SHARE * total:
+        fail(f"only {ran} of {total} tests that use the device ran on {DEVICE}; 90 % must")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
