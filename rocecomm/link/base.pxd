@@ -1,0 +1,51 @@
+# cython: language_level=3
+from libc.stdint cimport int64_t, uint16_t, uint64_t
+from rocecomm.link.core cimport engine_t, peer_t, req_t
+from rocecomm.verbs.buffer cimport Buffer
+
+# Where a message lies.
+ctypedef struct mem_t:
+    char *ptr
+    uint64_t n
+    uint16_t dtype
+
+cdef bint plain_array(object obj, bint writable, mem_t *m) except -1
+cdef Buffer hold(object obj, bint writable, mem_t *m)
+
+cdef class Base:
+    cdef engine_t *e
+    cdef readonly int rank
+    cdef readonly int size
+    cdef readonly str device
+    cdef readonly object config
+    cdef object default_timeout
+    cdef bint is_open
+    cdef bint foreign
+    cdef bint reg_free
+    cdef object first_cause
+    cdef object context
+    cdef object channel
+    cdef object cq
+    cdef object pd
+    cdef object srq
+    cdef object memory          # slots, status, mirror
+    cdef object memory_mr
+    cdef dict qps
+    cdef object cache
+    cdef object info            # what wire-up agreed on, for people
+    cdef double seconds
+    cdef object __weakref__
+
+    cdef int ensure(self) except -1
+    cdef int enter(self) except -1
+    cdef void leave(self) noexcept
+    cdef void reap(self) noexcept
+    cdef int peer_arg(self, object rank, str what) except -1
+    cdef uint64_t tag_arg(self, object tag) except? 0xFFFFFFFFFFFFFFFF
+    cdef int64_t until(self, object timeout) except? -1
+    cdef int wait_reqs(self, req_t **reqs, int n, bint any_, int64_t deadline) except -1
+    cdef void release(self, req_t *r, object owner) noexcept
+    cdef object error_of(self, req_t *r, str what)
+    cdef object closed_error(self, str what)
+    cdef object peer_error(self, int rank, str what)
+    cdef object timeout_error(self, str what, int rank, object timeout)

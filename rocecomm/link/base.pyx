@@ -1,0 +1,350 @@
+# cython: language_level=3
+"""The engine's Python side: entering and leaving it, waiting, errors, arguments."""
+cimport numpy as cnp
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.long cimport PyLong_CheckExact
+from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from libc.stdlib cimport calloc, free
+from rocecomm.link.core cimport (
+    F_ANYTAG, F_COLL, F_ORPHAN, F_ZOMBIE, K_RECV, K_SEND, P_BROKEN, P_LEFT, P_READY, P_SELF,
+    R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER,
+    R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, find_group, group_t,
+    pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_now, rc_stamp, req_end, req_free,
+    sig_t, status_t, uint32_t, unlink)
+from rocecomm.link.peer cimport beat
+from rocecomm.link.progress cimport W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, poll_once, wait_turn, wake
+from rocecomm.link.wire cimport code_of, describe_sig
+from rocecomm.verbs.buffer cimport Buffer, acquire
+
+import numbers
+import operator
+import os
+import time
+import weakref
+
+from ..config import USE_CONFIG, check_timeout
+from ..errors import ClosedError
+from . import failure
+from .wire import dtype_name
+
+cnp.import_array()
+
+# dtype.kind by numpy's type number, '.' for what needs a closer look
+cdef const char *KINDS = "biuiuiuiuiufffccc......f"
+cdef int64_t FOREVER = 0x3FFFFFFFFFFFFFFF
+cdef object _engines = weakref.WeakSet()
+cdef bint _fork_hook = False
+
+
+cdef bint plain_array(object obj, bint writable, mem_t *m) except -1:
+    """The common case without an export: an ordinary, dense, numeric ndarray. The caller
+    holds the GIL and a reference for as long as it uses the address, or calls `hold`."""
+    cdef cnp.ndarray a
+    cdef int flags
+    cdef int number
+    if type(obj) is not cnp.ndarray:
+        return False
+    a = <cnp.ndarray>obj
+    flags = cnp.PyArray_FLAGS(a)
+    if not flags & cnp.NPY_ARRAY_C_CONTIGUOUS or (writable and not flags & cnp.NPY_ARRAY_WRITEABLE):
+        return False
+    number = cnp.PyArray_TYPE(a)
+    if number < 0 or number > 23 or KINDS[number] == c"." or not cnp.PyArray_ISNOTSWAPPED(a):
+        return False
+    m.ptr = <char *>cnp.PyArray_DATA(a)
+    m.n = cnp.PyArray_NBYTES(a)
+    m.dtype = <uint16_t>(<int>KINDS[number] << 8 | (cnp.PyArray_ITEMSIZE(a) & 0xFF))
+    return True
+
+
+cdef Buffer hold(object obj, bint writable, mem_t *m):
+    """The general case: an export that is held until the Buffer goes."""
+    cdef Buffer b
+    b = <Buffer>obj if type(obj) is Buffer and not (writable and (<Buffer>obj).readonly) \
+        else acquire(obj, writable)
+    m.ptr = b.ptr
+    m.n = b.nbytes
+    m.dtype = code_of(b.dtype)
+    return b
+
+
+def _after_fork():
+    """In the child: the queue pairs and all memory under DMA belong to the parent."""
+    cdef Base engine
+    for engine in list(_engines):
+        engine.is_open = False
+        engine.foreign = True
+
+
+cdef class Base:
+    """State of a communicator and the ways in and out; see `engine.Engine`."""
+
+    def __cinit__(self, *args, **kwargs):
+        global _fork_hook
+        self.e = <engine_t *>calloc(1, sizeof(engine_t))
+        if self.e == NULL:
+            raise MemoryError()
+        self.e.wake_fd = self.e.channel_fd = -1
+        pthread_mutex_init(&self.e.mutex, NULL)
+        rc_cond_init(&self.e.cond)
+        if not _fork_hook:
+            os.register_at_fork(after_in_child=_after_fork)
+            _fork_hook = True
+        _engines.add(self)
+
+    def __dealloc__(self):
+        # close() has freed what is in it; a forked child leaves its copy alone
+        if self.e != NULL and not self.foreign and not self.is_open:
+            pthread_cond_destroy(&self.e.cond)
+            pthread_mutex_destroy(&self.e.mutex)
+            free(self.e)
+        self.e = NULL
+
+    def __reduce__(self):
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: it stands for "
+                        "connections of this process")
+
+    # ------------------------------------------------------------------ in and out
+    cdef int ensure(self) except -1:
+        if self.is_open:
+            return 0
+        raise self.closed_error("the call")
+
+    cdef int enter(self) except -1:
+        """Takes the mutex. Whoever holds it never waits for the GIL, so this cannot deadlock."""
+        if not self.is_open:
+            raise self.closed_error("the call")
+        if pthread_mutex_trylock(&self.e.mutex) != 0:
+            with nogil:
+                pthread_mutex_lock(&self.e.mutex)
+            if not self.is_open:
+                pthread_mutex_unlock(&self.e.mutex)
+                raise self.closed_error("the call")
+        if self.e.fatal:
+            pthread_mutex_unlock(&self.e.mutex)
+            raise failure.fatal("the call", self.e.fatal, self.device)
+        return 0
+
+    cdef void leave(self) noexcept:
+        cdef bint owned = self.e.done_owned != NULL
+        self.e.status.beats += 1
+        self.e.status.stamp = rc_stamp()
+        if self.e.followers or self.e.asleep:
+            wake(self.e)
+        pthread_mutex_unlock(&self.e.mutex)
+        if owned:
+            self.reap()
+
+    cdef void reap(self) noexcept:
+        """Lets go of the buffers of requests that ended with nobody waiting for them."""
+        cdef req_t *r
+        cdef req_t *after
+        cdef req_t *first
+        cdef list owners = []
+        with nogil:
+            pthread_mutex_lock(&self.e.mutex)
+        first = self.e.done_owned
+        self.e.done_owned = NULL
+        r = first
+        while r != NULL:
+            after = r.next
+            owners.append(<object>r.owner)
+            Py_DECREF(<object>r.owner)
+            req_free(self.e, r)
+            r = after
+        pthread_mutex_unlock(&self.e.mutex)
+        # the exports go now, without the mutex: their owners may run any code
+
+    # ------------------------------------------------------------------- arguments
+    cdef int peer_arg(self, object rank, str what) except -1:
+        cdef long n
+        if PyLong_CheckExact(rank):
+            try:
+                n = rank
+            except OverflowError:
+                n = -1
+        else:
+            if isinstance(rank, bool) or not hasattr(type(rank), "__index__"):
+                raise TypeError(f"{what} must be a rank, an integer from 0 to {self.size - 1}, not "
+                                f"{rank!r} of type {type(rank).__name__}")
+            return self.peer_arg(operator.index(rank), what)
+        if n < 0 or n >= self.size:
+            raise ValueError(f"{what} must be a rank from 0 to {self.size - 1}, not {rank}")
+        return <int>n
+
+    cdef uint64_t tag_arg(self, object tag) except? 0xFFFFFFFFFFFFFFFF:
+        if PyLong_CheckExact(tag):
+            if 0 <= tag < 0x8000000000000000:
+                return tag
+            raise ValueError(f"tag must lie between 0 and 2**63 - 1, not {tag}")
+        if isinstance(tag, bool) or not hasattr(type(tag), "__index__"):
+            raise TypeError(f"tag must be an integer, not {tag!r} of type {type(tag).__name__}")
+        return self.tag_arg(operator.index(tag))
+
+    cdef int64_t until(self, object timeout) except? -1:
+        """The deadline in rc_now's nanoseconds."""
+        if timeout is USE_CONFIG:
+            timeout = self.default_timeout
+        else:
+            timeout = check_timeout(timeout)
+        if timeout is None:
+            return FOREVER
+        return rc_now() + <int64_t>(timeout * 1e9)
+
+    # --------------------------------------------------------------------- waiting
+    cdef int wait_reqs(self, req_t **reqs, int n, bint any_, int64_t deadline) except -1:
+        """W_DONE, W_TIMEOUT or W_CLOSED; raises what a signal handler raises."""
+        cdef int result
+        cdef int64_t start = rc_now()
+        try:
+            while True:
+                with nogil:
+                    result = wait_turn(self.e, reqs, n, any_, deadline)
+                if self.e.done_owned != NULL:
+                    self.reap()
+                if result != W_SIGNALS:
+                    return result
+                PyErr_CheckSignals()
+        finally:
+            self.seconds += (rc_now() - start) * 1e-9
+
+    cdef void release(self, req_t *r, object owner) noexcept:
+        """The caller is through with `r`. What is still under DMA keeps `owner` alive."""
+        with nogil:
+            pthread_mutex_lock(&self.e.mutex)
+        if r.state == S_DONE and not r.flags & F_ZOMBIE:
+            req_free(self.e, r)
+        else:
+            r.flags |= F_ORPHAN
+            if owner is not None:
+                Py_INCREF(owner)
+                r.owner = <PyObject *>owner
+        pthread_mutex_unlock(&self.e.mutex)
+
+    # ---------------------------------------------------------------------- errors
+    cdef object closed_error(self, str what):
+        if self.foreign:
+            return ClosedError(
+                f"{what}: this communicator belongs to the parent process; a forked child must "
+                "call rocecomm.init() itself")
+        if self.e != NULL and self.e.fatal:
+            return failure.fatal(what, self.e.fatal, self.device)
+        return failure.engine_closed(what, self.device)
+
+    cdef object peer_error(self, int rank, str what):
+        cdef peer_t *p = &self.e.peers[rank]
+        return failure.lost_peer(
+            what, rank, self.device, status=p.cause_status, opcode=p.cause_opcode,
+            vendor=p.cause_vendor, err=p.cause_errno, nbytes=p.cause_bytes, left=bool(p.left),
+            dead_after=self.config.dead_after)
+
+    cdef object error_of(self, req_t *r, str what):
+        """The exception for a request that has ended, None if it went well."""
+        cdef int other = r.source if r.kind == K_RECV else r.peer
+        cdef group_t *g
+        if r.state != S_DONE:
+            g = find_group(self.e, r.group, False) if r.flags & F_COLL else NULL
+            if g != NULL and g.aborted:
+                return self.group_error(r.group, what)
+            return self.closed_error(what)
+        if r.status == R_OK:
+            return None
+        if r.status == R_TRUNCATED:
+            return failure.truncated(what, other, r.other_size, r.size)
+        if r.status == R_DTYPE:
+            return failure.dtype(what, other, dtype_name(r.other_dtype), dtype_name(r.dtype),
+                                 r.other_size)
+        if r.status == R_SIGNATURE:
+            return failure.aborted(what, 1, self.rank, self.device, describe_sig(&r.sig),
+                                   describe_sig(&r.other_sig), other, "")
+        if r.status == R_BROKEN:
+            if r.peer < 0 and r.source < 0:
+                return failure.lost_peer(what, "any", self.device, status=12, opcode=19, vendor=0,
+                                         err=0, nbytes=0, left=False,
+                                         dead_after=self.config.dead_after)
+            return self.peer_error(other if other >= 0 else r.peer, what)
+        if r.status == R_CANCELLED:
+            return failure.cancelled(what)
+        if r.status == R_REGISTER:
+            return failure.registration(what, r.err, r.size, self.device)
+        if r.status == R_NOMEM:
+            return failure.no_memory(what)
+        if r.status == R_ABORTED:
+            return self.group_error(r.group, what)
+        if r.status == R_CYCLE:
+            if r.peer == self.rank:
+                return failure.self_cycle(what, r.size)
+            return failure.cycle(what, r.peer, self.device, r.size, r.other_size)
+        return self.closed_error(what)
+
+    def group_error(self, uint32_t group, what="the collective"):
+        """The exception with which a group failed; None if it has not."""
+        cdef group_t *g = find_group(self.e, group, False)
+        if g == NULL or not g.aborted:
+            return None
+        if g.abort_class == 1:
+            return failure.aborted(what, 1, g.why.rank_a, self.device, describe_sig(&g.why.sig_a),
+                                   describe_sig(&g.why.sig_b), g.why.rank_b, "")
+        return failure.aborted(what, g.abort_class, g.abort_rank, self.device, "", "", -1,
+                               g.why.text.decode("utf-8", "replace"))
+
+    cdef object timeout_error(self, str what, int rank, object timeout):
+        """Asks the peer's device for its status, then says what is known."""
+        cdef peer_t *p
+        cdef status_t *s
+        cdef uint64_t answers
+        cdef uint64_t first_beats
+        cdef int64_t give_up
+        if timeout is USE_CONFIG:
+            timeout = self.default_timeout
+        if rank < 0 or self.size == 1 or rank == self.rank:
+            detail = ("no matching message was sent" if rank < 0 else
+                      "no other thread of this rank sent or received it")
+            return failure.timed_out(what, rank, self.device, timeout, "unknown", detail)
+        p = &self.e.peers[rank]
+        s = &self.e.mirror[rank]
+        if timeout == 0:
+            return failure.timed_out(what, rank, self.device, timeout, "unknown",
+                                     "it was only asked once, as timeout=0 says")
+        # two looks at its counter, an interval apart that a waiting rank never lets pass
+        first_beats = 0
+        for look in range(2):
+            with nogil:
+                pthread_mutex_lock(&self.e.mutex)
+                answers = p.status_n
+                beat(self.e, p, True)
+                pthread_mutex_unlock(&self.e.mutex)
+            give_up = rc_now() + 250000000
+            while p.status_n == answers and p.state == P_READY and rc_now() < give_up:
+                time.sleep(0.001)
+                with nogil:
+                    pthread_mutex_lock(&self.e.mutex)
+                    poll_once(self.e, True)
+                    pthread_mutex_unlock(&self.e.mutex)
+            if p.state != P_READY:
+                return self.peer_error(rank, what)
+            if p.status_n == answers:
+                return failure.timed_out(
+                    what, rank, self.device, timeout, "unknown",
+                    "its device has not answered yet; it is dead or its network is down, unless "
+                    "it answers within the next seconds")
+            if look == 0:
+                first_beats = s.beats
+                if not s.in_call:
+                    break
+                time.sleep(0.2)
+        if not s.in_call:
+            age = max(0.0, (rc_stamp() - s.stamp) * 1e-9) if s.stamp else 0.0
+            detail = (f"the peer is alive but not in a rocecomm call (for {age:.1f} s): it computes, "
+                      "or is stopped; let it call, or raise the timeout")
+            state = "busy"
+        elif s.beats == first_beats:
+            detail = ("the peer's process is stopped (SIGSTOP, a debugger, or starved of CPU) inside "
+                      "a rocecomm call; let it continue")
+            state = "stopped"
+        else:
+            detail = ("the peer is alive and itself waiting in a rocecomm call, for something else; "
+                      "check that sends and receives pair up")
+            state = "waiting"
+        return failure.timed_out(what, rank, self.device, timeout, state, detail)

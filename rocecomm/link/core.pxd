@@ -1,0 +1,386 @@
+# cython: language_level=3
+"""The state of one communicator as plain C structures.
+
+They are touched only with `engine_t.mutex` held (never while waiting for the GIL), so every
+function on them runs without the GIL. cimport order of link/: wire, core, match, peer,
+rendezvous, progress, engine, request; nobody cimports to the right.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from rocecomm.link.wire cimport rc_header, sig_t
+from rocecomm.verbs.libibverbs cimport (
+    ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc)
+from rocecomm.verbs.provider cimport provider_ops
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    ctypedef struct pthread_cond_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t *, void *) noexcept
+    int pthread_mutex_destroy(pthread_mutex_t *) noexcept
+    int pthread_mutex_lock(pthread_mutex_t *) noexcept
+    int pthread_mutex_trylock(pthread_mutex_t *) noexcept
+    int pthread_mutex_unlock(pthread_mutex_t *) noexcept
+
+cdef extern from *:
+    """
+    #include <time.h>
+    #include <errno.h>
+    #include <pthread.h>
+    #ifndef ROCECOMM_CLOCK
+    #define ROCECOMM_CLOCK
+    static inline int64_t rc_now(void) {
+        struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+    static inline uint64_t rc_stamp(void) {    /* wall clock, about 4 ms fine, cheap */
+        struct timespec t; clock_gettime(CLOCK_REALTIME_COARSE, &t);
+        return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
+    }
+    static inline int rc_cond_init(pthread_cond_t *c) {
+        pthread_condattr_t a; pthread_condattr_init(&a);
+        pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+        int r = pthread_cond_init(c, &a); pthread_condattr_destroy(&a); return r;
+    }
+    static inline int rc_cond_wait(pthread_cond_t *c, pthread_mutex_t *m, int64_t until) {
+        struct timespec t = { until / 1000000000, until % 1000000000 };
+        return pthread_cond_timedwait(c, m, &t);
+    }
+    #endif
+    """
+    int64_t rc_now() noexcept nogil
+    uint64_t rc_stamp() noexcept nogil
+    int rc_cond_init(pthread_cond_t *) noexcept nogil
+    int rc_cond_wait(pthread_cond_t *, pthread_mutex_t *, int64_t until) noexcept nogil
+    int pthread_cond_broadcast(pthread_cond_t *) noexcept nogil
+    int pthread_cond_destroy(pthread_cond_t *) noexcept nogil
+
+cdef enum:
+    # req_t.kind
+    K_SEND = 1
+    K_RECV = 2
+
+    # req_t.state
+    S_FREE = 0
+    S_QUEUED = 1            # send: waits for a slot or credit; receive: posted, unmatched
+    S_ANNOUNCED = 2         # send: the receiver may read the buffer at any time
+    S_PULLING = 3           # receive: matched; reads are or will be in flight
+    S_DONE = 4
+
+    # req_t.status, once done
+    R_OK = 0
+    R_TRUNCATED = 1
+    R_DTYPE = 2
+    R_SIGNATURE = 3
+    R_BROKEN = 4            # the connection; peer_t says why
+    R_CANCELLED = 5
+    R_CLOSED = 6
+    R_NOMEM = 7
+    R_REGISTER = 8          # registration failed, see req_t.err
+    R_ABORTED = 9           # the group was aborted
+    R_CYCLE = 10            # both block in large sends to each other
+
+    # req_t.flags
+    F_ANYTAG = 1
+    F_OWN_MR = 2            # req_t.mr was registered for this request
+    F_ORPHAN = 4            # nobody waits: release when done
+    F_WITHDRAWING = 8
+    F_COLL = 16             # carries a signature
+    F_BLOCKING = 32         # its caller does nothing else until it ends
+    F_ANNOUNCE = 64         # too large for a slot, or told to go by announcement
+    F_IN_PULLS = 128        # in peer_t.pulls
+    F_ZOMBIE = 256          # done, but its registration could not be removed yet
+
+    # peer_t.state
+    P_NONE = 0
+    P_READY = 1
+    P_LEFT = 2              # said goodbye; what it sent before can still be received
+    P_BROKEN = 3
+    P_SELF = 4
+
+    # sqe_t.type
+    Q_INLINE = 0            # nothing to give back
+    Q_SLOT = 1
+    Q_READ = 2
+    Q_BEAT = 3
+    Q_STATUS = 4
+
+    # wr_id: upper half
+    WR_RECV = 0xFFFFFFFF
+
+    NO_SLOT = 0xFFFFFFFF
+    SIG_RING = 64
+    MAX_GROUPS = 64
+    POLL_BATCH = 16
+    TEXT_MAX = 512
+
+ctypedef struct req_t:
+    req_t *next
+    req_t *prev
+    void *owner             # PyObject that holds the buffer, or NULL
+    char *buf
+    uint64_t size           # send: bytes; receive: capacity
+    uint64_t got            # bytes transferred
+    uint64_t tag
+    uint64_t order          # posting order, over all peers
+    sig_t sig
+    uint32_t group
+    uint32_t id
+    uint32_t gen
+    int32_t peer            # -1: any source
+    int32_t source          # the peer it matched with
+    uint32_t flags
+    uint16_t dtype
+    uint8_t kind
+    uint8_t state
+    uint8_t status
+    ibv_mr *mr
+    uint32_t lkey
+    uint32_t rkey
+    # receive: what is being pulled
+    uint64_t r_addr
+    uint64_t r_req
+    uint32_t r_gen
+    uint32_t r_rkey
+    uint32_t reads_out
+    uint64_t read_posted
+    uint64_t read_done
+    # for the error message
+    uint64_t other_size
+    sig_t other_sig
+    uint16_t other_dtype
+    int32_t err
+    int64_t t0
+
+ctypedef struct list_t:
+    req_t *head
+    req_t *tail
+    uint64_t n
+
+# A message that came before its receive was posted.
+ctypedef struct unx_t:
+    unx_t *next
+    unx_t *prev
+    rc_header h
+    uint64_t order
+    uint32_t slot           # eager: where the payload lies
+    req_t *local            # a message to oneself: the sending request, or NULL
+    char *copy              # eager to oneself: own copy
+
+ctypedef struct unx_list_t:
+    unx_t *head
+    unx_t *tail
+    uint64_t n
+
+ctypedef struct sqe_t:
+    uint32_t slot
+    uint32_t req
+    uint32_t length
+    uint8_t type
+
+# A short message that waits for a credit or a send queue entry.
+ctypedef struct ctl_t:
+    ctl_t *next
+    uint8_t kind
+    uint16_t flags
+    uint32_t gen
+    uint64_t req
+    uint64_t size
+    uint32_t group
+    uint32_t root
+    uint32_t text           # bytes of engine_t.abort_text that follow the header
+
+ctypedef struct peer_t:
+    int32_t rank
+    uint8_t state
+    bint dirty              # in engine_t.dirty
+    bint credit_due         # owes the peer a CREDIT message
+    bint goodbye_due
+    peer_t *next_dirty
+    ibv_qp *qp
+    uint32_t qpn
+    uint64_t instance
+    uint32_t max_inline
+    # what this side may still send, counted in slots of the peer, modulo 2^32
+    uint32_t eager_sent
+    uint32_t eager_acked
+    uint32_t eager_credits
+    uint32_t ctrl_sent
+    uint32_t ctrl_acked
+    uint32_t ctrl_credits
+    # what this side gave back, and what of it the peer was told
+    uint32_t eager_freed
+    uint32_t eager_told
+    uint32_t ctrl_freed
+    uint32_t ctrl_told
+    uint64_t send_seq
+    uint64_t recv_seq
+    # send queue
+    sqe_t *sq
+    uint32_t sq_depth       # a power of two
+    uint32_t sq_head
+    uint32_t sq_tail
+    uint32_t sq_signal      # position behind the last signalled entry
+    uint32_t reads_out
+    uint32_t max_reads
+    uint64_t max_read       # bytes of one read
+    list_t sends            # wait for a slot or credit, in order
+    list_t announced
+    list_t posted
+    list_t pulls            # matched, not all reads posted
+    list_t reading          # all reads posted, not all done
+    unx_list_t unexpected
+    ctl_t *ctl_head
+    ctl_t *ctl_tail
+    uint32_t ctl_n
+    # liveness
+    uint64_t status_addr
+    uint32_t status_rkey
+    bint beat_out
+    bint status_out
+    int64_t beat_at         # when the last heartbeat was posted
+    int64_t heard_at        # last completion of anything with this peer
+    uint64_t seen_beats
+    int64_t seen_since      # since when the peer's counter stands at seen_beats
+    uint64_t status_n       # answers to status reads so far
+    # why it broke
+    int32_t cause_status
+    int32_t cause_opcode
+    uint32_t cause_vendor
+    int32_t cause_errno
+    uint64_t cause_bytes
+    bint left               # said goodbye before
+
+# What a rank shows to peers that wait for it; read by RDMA.
+ctypedef struct status_t:
+    uint64_t beats          # grows with every call and every turn of a waiting loop
+    uint64_t in_call        # threads that wait in a call
+    uint64_t stamp          # wall clock, ns, when the last call ended
+
+# What an ABORT message carries after its header, followed by a text.
+ctypedef struct abort_t:
+    sig_t sig_a
+    sig_t sig_b
+    int32_t rank_a          # whose signature sig_a is
+    int32_t rank_b
+    char text[TEXT_MAX]
+
+ctypedef struct group_t:
+    uint32_t id
+    uint64_t seq            # of the last collective begun
+    sig_t ring[SIG_RING]
+    bint aborted
+    int32_t abort_class     # 1: signatures differ, 2: rank died, 3: rank closed, 4: see text
+    int32_t abort_rank      # who died or closed
+    abort_t why
+
+ctypedef struct engine_t:
+    pthread_mutex_t mutex
+    pthread_cond_t cond
+    provider_ops *ops
+    ibv_pd *pd
+    ibv_cq *cq
+    ibv_srq *srq
+    int32_t rank
+    int32_t size
+    uint64_t instance
+    peer_t *peers
+    peer_t *dirty
+    # slots: n_recv receive slots, then n_send send slots
+    char *slots
+    uint32_t slot_size
+    uint32_t slots_lkey
+    uint32_t n_recv
+    uint32_t n_send
+    uint32_t *send_free
+    uint32_t n_send_free
+    uint64_t eager_limit
+    uint32_t eager_grant    # slots each peer may fill with payloads, and with short messages
+    uint32_t ctrl_grant
+    uint32_t strangers      # messages refused: not of this job, or not understood
+    # requests
+    req_t **blocks
+    uint32_t n_blocks
+    req_t *free
+    uint64_t live           # requests in use
+    uint64_t order
+    list_t any_posted
+    list_t zombies          # ended, but their registration could not be removed yet
+    req_t *done_owned       # ended, own a Python reference that a GIL holder must drop
+    unx_t *unx_free
+    ctl_t *ctl_free
+    uint64_t unexpected     # messages stored
+    uint64_t arrivals
+    group_t *groups
+    uint32_t n_groups
+    # liveness
+    status_t *status        # in registered memory
+    status_t *mirror        # one per peer, target of status reads
+    uint32_t status_lkey
+    int64_t beat_every
+    int64_t linger          # how long a small send waits for a credit before it is announced
+    # waiting
+    bint leader
+    int followers
+    bint asleep
+    int wake_fd
+    int channel_fd
+    int64_t spin
+    int spin_turns          # empty polls before the CPU is offered to others
+    int local_ranks
+    bint closing
+    bint closed
+    bint more               # something can be posted right away
+    int32_t fatal           # errno of a broken completion queue, else 0
+    uint64_t ended          # requests ended so far
+    # counters
+    uint64_t bytes_sent
+    uint64_t bytes_received
+    uint64_t messages_sent
+    uint64_t messages_received
+    uint64_t pulls_started
+    uint64_t announced_small
+    ibv_wc wc[POLL_BATCH]
+
+cdef req_t *req_new(engine_t *e) noexcept nogil
+cdef void req_free(engine_t *e, req_t *r) noexcept nogil
+cdef req_t *req_find(engine_t *e, uint64_t id, uint32_t gen) noexcept nogil
+cdef void req_end(engine_t *e, req_t *r, int status) noexcept nogil
+cdef bint req_unregister(engine_t *e, req_t *r) noexcept nogil
+cdef bint req_register(engine_t *e, req_t *r, int access) noexcept nogil
+cdef void retry_zombies(engine_t *e) noexcept nogil
+cdef unx_t *unx_new(engine_t *e) noexcept nogil
+cdef void unx_free(engine_t *e, unx_t *u) noexcept nogil
+cdef void free_all(engine_t *e) noexcept nogil
+cdef group_t *find_group(engine_t *e, uint32_t id, bint make) noexcept nogil
+
+cdef inline void push(list_t *l, req_t *r) noexcept nogil:
+    r.next = NULL
+    r.prev = l.tail
+    if l.tail != NULL:
+        l.tail.next = r
+    else:
+        l.head = r
+    l.tail = r
+    l.n += 1
+
+cdef inline void unlink(list_t *l, req_t *r) noexcept nogil:
+    if r.prev != NULL:
+        r.prev.next = r.next
+    else:
+        l.head = r.next
+    if r.next != NULL:
+        r.next.prev = r.prev
+    else:
+        l.tail = r.prev
+    r.next = r.prev = NULL
+    l.n -= 1
+
+cdef inline void mark_dirty(engine_t *e, peer_t *p) noexcept nogil:
+    if not p.dirty:
+        p.dirty = True
+        p.next_dirty = e.dirty
+        e.dirty = p
+
+cdef inline char *slot_addr(engine_t *e, uint32_t slot) noexcept nogil:
+    return e.slots + <size_t>slot * e.slot_size

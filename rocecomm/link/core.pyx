@@ -1,0 +1,206 @@
+# cython: language_level=3
+"""Requests and small nodes: taken from blocks, so the data path never calls malloc in the long run."""
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memset
+
+cdef extern from "<errno.h>" nogil:
+    int errno
+    int EBUSY
+
+cdef enum:
+    BLOCK = 256
+
+
+cdef req_t *req_new(engine_t *e) noexcept nogil:
+    """A zeroed request, or NULL without memory. Its id is stable, its generation new."""
+    cdef req_t *block
+    cdef req_t **blocks
+    cdef req_t *r
+    cdef uint32_t i, id, gen
+    if e.free == NULL:
+        blocks = <req_t **>realloc(e.blocks, (e.n_blocks + 1) * sizeof(req_t *))
+        if blocks == NULL:
+            return NULL
+        e.blocks = blocks
+        block = <req_t *>calloc(BLOCK, sizeof(req_t))
+        if block == NULL:
+            return NULL
+        for i in range(BLOCK):
+            block[BLOCK - 1 - i].id = e.n_blocks * BLOCK + BLOCK - 1 - i
+            block[BLOCK - 1 - i].next = e.free
+            e.free = &block[BLOCK - 1 - i]
+        e.blocks[e.n_blocks] = block
+        e.n_blocks += 1
+    r = e.free
+    e.free = r.next
+    id = r.id
+    gen = r.gen + 1
+    memset(r, 0, sizeof(req_t))
+    r.id = id
+    r.gen = gen
+    e.live += 1
+    return r
+
+
+cdef void req_free(engine_t *e, req_t *r) noexcept nogil:
+    r.state = S_FREE
+    r.owner = NULL
+    r.next = e.free
+    e.free = r
+    e.live -= 1
+
+
+cdef req_t *req_find(engine_t *e, uint64_t id, uint32_t gen) noexcept nogil:
+    """The live request that a peer's answer is about; NULL if it is long gone."""
+    cdef req_t *r
+    if id >= <uint64_t>e.n_blocks * BLOCK:
+        return NULL
+    r = &e.blocks[id // BLOCK][id % BLOCK]
+    if r.state == S_FREE or r.gen != gen:
+        return NULL
+    return r
+
+
+cdef bint req_register(engine_t *e, req_t *r, int access) noexcept nogil:
+    """Registers the request's buffer for itself, unless it came with a registration."""
+    if r.mr != NULL or r.size == 0:
+        return True
+    r.mr = e.ops.reg_mr(e.pd, r.buf, r.size, access)
+    if r.mr == NULL:
+        r.err = errno
+        return False
+    r.flags |= F_OWN_MR
+    r.lkey = r.mr.lkey
+    r.rkey = r.mr.rkey
+    return True
+
+
+cdef bint req_unregister(engine_t *e, req_t *r) noexcept nogil:
+    """False if a peer still touches the memory (soft0: it was stopped in mid copy)."""
+    if r.mr != NULL and r.flags & F_OWN_MR:
+        if e.ops.dereg_mr(r.mr) != 0:
+            return False
+        r.flags &= ~<uint32_t>F_OWN_MR
+    r.mr = NULL
+    return True
+
+
+cdef void finish(engine_t *e, req_t *r) noexcept nogil:
+    if r.flags & F_ORPHAN:
+        if r.owner == NULL:
+            req_free(e, r)
+        else:
+            r.next = e.done_owned
+            e.done_owned = r
+
+
+cdef void req_end(engine_t *e, req_t *r, int status) noexcept nogil:
+    """The transfer is over. `r` is in no list. May free `r` if nobody waits for it."""
+    r.status = status
+    r.state = S_DONE
+    e.ended += 1
+    if req_unregister(e, r):
+        finish(e, r)
+        return
+    # the caller sees the end, but memory and registration stay until the holder lets go
+    r.flags |= F_ZOMBIE
+    push(&e.zombies, r)
+
+
+cdef void retry_zombies(engine_t *e) noexcept nogil:
+    cdef req_t *r = e.zombies.head
+    cdef req_t *after
+    while r != NULL:
+        after = r.next
+        if req_unregister(e, r):
+            unlink(&e.zombies, r)
+            r.flags &= ~<uint32_t>F_ZOMBIE
+            finish(e, r)
+        r = after
+
+
+cdef unx_t *unx_new(engine_t *e) noexcept nogil:
+    cdef unx_t *u = e.unx_free
+    if u != NULL:
+        e.unx_free = u.next
+    else:
+        u = <unx_t *>malloc(sizeof(unx_t))
+        if u == NULL:
+            return NULL
+    u.next = u.prev = NULL
+    u.local = NULL
+    u.copy = NULL
+    u.slot = <uint32_t>NO_SLOT
+    return u
+
+
+cdef void unx_free(engine_t *e, unx_t *u) noexcept nogil:
+    free(u.copy)
+    u.copy = NULL
+    u.next = e.unx_free
+    e.unx_free = u
+
+
+cdef group_t *find_group(engine_t *e, uint32_t id, bint make) noexcept nogil:
+    cdef uint32_t i
+    cdef group_t *groups
+    for i in range(e.n_groups):
+        if e.groups[i].id == id:
+            return &e.groups[i]
+    if not make:
+        return NULL
+    groups = <group_t *>realloc(e.groups, (e.n_groups + 1) * sizeof(group_t))
+    if groups == NULL:
+        return NULL
+    e.groups = groups
+    memset(&groups[e.n_groups], 0, sizeof(group_t))
+    groups[e.n_groups].id = id
+    e.n_groups += 1
+    return &groups[e.n_groups - 1]
+
+
+cdef void free_unexpected(unx_t *u) noexcept nogil:
+    cdef unx_t *after
+    while u != NULL:
+        after = u.next
+        free(u.copy)
+        free(u)
+        u = after
+
+
+cdef void free_all(engine_t *e) noexcept nogil:
+    """Gives back every C block. The queue pairs and registrations are gone already."""
+    cdef int32_t i
+    cdef uint32_t b
+    cdef ctl_t *c
+    cdef ctl_t *after
+    if e.peers != NULL:
+        for i in range(e.size):
+            free_unexpected(e.peers[i].unexpected.head)
+            free(e.peers[i].sq)
+            c = e.peers[i].ctl_head
+            while c != NULL:
+                after = c.next
+                free(c)
+                c = after
+    free(e.peers)
+    free_unexpected(e.unx_free)
+    c = e.ctl_free
+    while c != NULL:
+        after = c.next
+        free(c)
+        c = after
+    for b in range(e.n_blocks):
+        free(e.blocks[b])
+    free(e.blocks)
+    free(e.send_free)
+    free(e.groups)
+    e.peers = NULL
+    e.unx_free = NULL
+    e.ctl_free = NULL
+    e.blocks = NULL
+    e.n_blocks = 0
+    e.free = NULL
+    e.send_free = NULL
+    e.groups = NULL
+    e.n_groups = 0

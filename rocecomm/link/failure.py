@@ -1,0 +1,152 @@
+"""What went wrong with a transfer, in words: one sentence with cause and remedy.
+
+Pure functions of what the engine found; they name no device kind and touch no verbs.
+"""
+
+import os
+
+from ..enums import WCStatus
+from ..errors import (
+    ClosedError, CompletionError, MessageTruncatedError, MismatchError, PeerDeadError,
+    RocecommError, TimeoutError, VerbsError)
+
+__all__ = ["aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "lost_peer",
+           "no_memory", "registration", "size", "timed_out", "truncated"]
+
+#: What a completion status most often means between two ranks, and what helps.
+_CAUSES = {
+    "IBV_WC_LOC_PROT_ERR": "the local buffer was unmapped or its registration removed while in use",
+    "IBV_WC_LOC_LEN_ERR": "a message was longer than a receive slot: the ranks' EAGER_LIMIT differ",
+    "IBV_WC_LOC_ACCESS_ERR": "the local buffer does not allow the access",
+    "IBV_WC_REM_ACCESS_ERR": "the peer's memory is no longer registered: its send timed out or was "
+                             "interrupted, or its memory was freed",
+    "IBV_WC_REM_INV_REQ_ERR": "the peer's device refused the request as malformed",
+    "IBV_WC_REM_OP_ERR": "the peer's device could not carry out the request",
+    "IBV_WC_RNR_RETRY_EXC_ERR": "the peer posted no receive in time",
+    "IBV_WC_WR_FLUSH_ERR": "the connection was in error already",
+}
+
+_OPERATIONS = {16: "send", 17: "send", 18: "read of the peer's buffer", 19: "heartbeat",
+               20: "status read", 128: "receive"}
+
+
+def size(n):
+    """``n`` bytes for people: exact below 10 KiB, then with one decimal and the exact number."""
+    if n < 10240:
+        return f"{n} bytes"
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if n >> shift:
+            return f"{n} bytes ({n / (1 << shift):.4g} {unit})"
+
+
+def lost_peer(what, rank, device, *, status, opcode, vendor, err, nbytes, left, dead_after):
+    """The connection to ``rank`` broke; ``what`` is the operation that learns of it now."""
+    if left:
+        return PeerDeadError(
+            f"{what}: rank {rank} has closed its communicator on {device}, so nothing can be "
+            "exchanged with it any more; let all ranks agree on when the last message is sent",
+            peer=rank)
+    if status == -1:
+        return VerbsError(
+            f"{what}: posting {size(nbytes)} to rank {rank} on {device} failed with "
+            f"{os.strerror(err)}, so its connection is closed; start the job again",
+            verb="ibv_post_send", errno=err, device=device)
+    if status == -2:
+        return RocecommError(
+            f"{what}: rank {rank} sent {size(nbytes)} on {device} that are not the next message of "
+            "this connection, so it is closed; check that all ranks run the same rocecomm")
+    operation = _OPERATIONS.get(opcode, "transfer")
+    try:
+        name = WCStatus(status).name
+    except ValueError:
+        name = f"status {status}"
+    if name in ("IBV_WC_RETRY_EXC_ERR", "IBV_WC_RESP_TIMEOUT_ERR"):
+        return PeerDeadError(
+            f"{what}: rank {rank} does not answer on {device} ({name} on a {operation}, looked for "
+            f"every second, given up within {dead_after:g} s): its process died or its network is "
+            "gone; look at its output and start the job again", peer=rank)
+    cause = _CAUSES.get(name, "see docs/reference/errors.md")
+    return CompletionError(
+        f"{what}: the connection to rank {rank} on {device} broke: {name} on a {operation} of "
+        f"{size(nbytes)}: {cause}", status=status, opcode=opcode, vendor_err=vendor, peer=rank)
+
+
+def timed_out(what, rank, device, seconds, state, detail):
+    """A deadline passed. ``state``: "busy", "stopped" or "unknown"; ``detail``: what is known."""
+    who = "any rank" if rank is None or rank < 0 else f"rank {rank}"
+    return TimeoutError(
+        f"{what} with {who} on {device} did not end within {seconds:g} s: {detail}",
+        peer=None if rank is None or rank < 0 else rank, peer_state=state)
+
+
+def truncated(what, rank, sent, capacity):
+    return MessageTruncatedError(
+        f"{what}: rank {rank} sent {size(sent)} but the buffer holds {size(capacity)}; the message "
+        "is lost to this receive, nothing was written; pass a buffer of at least that size",
+        sent=sent, capacity=capacity, peer=rank)
+
+
+def dtype(what, rank, sent, wanted, nbytes):
+    return MismatchError(
+        f"{what}: rank {rank} sent {size(nbytes)} of {sent} but the buffer is of {wanted}; the "
+        "message is lost to this receive, nothing was written; pass a buffer of the same dtype, or "
+        "view one side as uint8 to say that bytes are meant", peer=rank)
+
+
+def aborted(what, cls, rank, device, mine, theirs, other, text):
+    """A collective failed: 1 signatures differ, 2 a rank died, 3 a rank closed, 4 see ``text``."""
+    if cls == 1:
+        return MismatchError(
+            f"{what}: the ranks disagree: rank {rank} is in {mine}, rank {other} in {theirs}; all "
+            "ranks must make the same collective calls in the same order with the same arguments",
+            peer=other)
+    if cls == 2:
+        return PeerDeadError(
+            f"{what}: rank {rank} died or does not answer on {device}, so no collective of this "
+            "group can end; look at its output and start the job again", peer=rank)
+    if cls == 3:
+        return PeerDeadError(
+            f"{what}: rank {rank} closed its communicator on {device} while this group still had a "
+            "collective to do; all ranks must make the same collective calls", peer=rank)
+    return MismatchError(f"{what}: {text}")
+
+
+def cycle(what, rank, device, mine, theirs):
+    return RocecommError(
+        f"{what}: rank {rank} blocks in a send of {size(theirs)} to this rank while this rank blocks "
+        f"in a send of {size(mine)} to it on {device}, and neither receives; use isend() or "
+        "sendrecv(), which work at every size")
+
+
+def self_cycle(what, nbytes):
+    return RocecommError(
+        f"{what}: a blocking send of {size(nbytes)} to oneself cannot end, as no receive is posted; "
+        "post irecv() first, or use isend() or sendrecv()")
+
+
+def cancelled(what):
+    return RocecommError(f"{what}: the request was cancelled")
+
+
+def engine_closed(what, device):
+    return ClosedError(
+        f"{what}: the communicator on {device} was closed; nothing can be exchanged any more")
+
+
+def no_memory(what):
+    return MemoryError(f"{what}: no memory for the bookkeeping of another message")
+
+
+def registration(what, err, nbytes, device):
+    hint = ("the limit of locked memory is too low (ulimit -l)" if err == 12
+            else "the memory is not mapped as needed" if err == 14 else "see the errno")
+    return VerbsError(
+        f"{what}: {size(nbytes)} could not be registered on {device}: {os.strerror(err)}; {hint}",
+        verb="ibv_reg_mr", errno=err, device=device)
+
+
+def fatal(what, err, device):
+    return VerbsError(
+        f"{what}: the completion queue or the receive queue of {device} broke "
+        f"({os.strerror(err)}), so the communicator is of no use any more; start the job again",
+        verb="ibv_poll_cq", errno=err, device=device)

@@ -1,0 +1,15 @@
+# cython: language_level=3
+from libc.stdint cimport int64_t
+from rocecomm.link.core cimport engine_t, req_t
+
+cdef enum:
+    # what wait_turn answers
+    W_DONE = 0
+    W_TIMEOUT = 1
+    W_SIGNALS = 2           # let Python look at signals, then come back
+    W_CLOSED = 3
+
+cdef int poll_once(engine_t *e, bint heavy) noexcept nogil
+cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline) noexcept nogil
+cdef void wake(engine_t *e) noexcept nogil
+cdef bint all_done(engine_t *e, req_t **reqs, int n, bint any_) noexcept nogil

@@ -1,0 +1,372 @@
+# cython: language_level=3
+"""Progress: the completion queue is polled, messages are dispatched, waiters wait.
+
+One thread leads: it polls, then yields, then sleeps on the completion channel. The others
+wait for its signal, and one of them takes over when it leaves.
+"""
+from libc.string cimport memcpy, memset
+from rocecomm.link.core cimport (
+    F_COLL, P_READY, POLL_BATCH, S_DONE, TEXT_MAX, WR_RECV, abort_t, engine_t,
+    find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
+    pthread_mutex_lock, pthread_mutex_unlock, rc_cond_wait, rc_now, rc_stamp, req_t,
+    retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
+from rocecomm.link.match cimport match_posted, store_unexpected
+from rocecomm.link.peer cimport (
+    beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
+from rocecomm.link.rendezvous cimport (
+    accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
+from rocecomm.link.wire cimport (
+    ABORT, ANNOUNCE, ANSWER_MISMATCH, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION,
+    WITHDRAW, WITHDRAWN, rc_header)
+from rocecomm.verbs.libibverbs cimport (
+    IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc)
+
+cdef extern from *:
+    """
+    #include <poll.h>
+    #include <sched.h>
+    #include <unistd.h>
+    """
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int c_poll "poll"(pollfd *, unsigned long, int) noexcept nogil
+    int sched_yield() noexcept nogil
+    ssize_t c_read "read"(int, void *, size_t) noexcept nogil
+    ssize_t c_write "write"(int, const void *, size_t) noexcept nogil
+    short POLLIN
+
+cdef enum:
+    # Wake up this often at least: signals that another thread took, the deadline, heartbeats.
+    NAP_MS = 100
+
+
+# ------------------------------------------------------------------------ completions
+
+cdef peer_t *peer_by_qpn(engine_t *e, uint32_t qpn) noexcept nogil:
+    cdef int32_t i
+    for i in range(e.size):
+        if e.peers[i].qp != NULL and e.peers[i].qpn == qpn:
+            return &e.peers[i]
+    return NULL
+
+
+cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
+    cdef rc_header *h = <rc_header *>slot_addr(e, slot)
+    cdef peer_t *p
+    cdef req_t *r
+    cdef unx_t *u
+    if wc.status != IBV_WC_SUCCESS:
+        p = peer_by_qpn(e, wc.qp_num)
+        repost_slot(e, slot)
+        if p != NULL:
+            break_peer(e, p, wc.status, IBV_WC_RECV, wc.vendor_err, 0, e.slot_size)
+        return
+    if (wc.byte_len < sizeof(rc_header) or h.magic != RC_MAGIC or h.version != RC_VERSION
+            or h.instance != e.instance or h.source >= <uint32_t>e.size
+            or e.peers[h.source].qp == NULL or e.peers[h.source].qpn != wc.qp_num):
+        e.strangers += 1
+        repost_slot(e, slot)
+        return
+    p = &e.peers[h.source]
+    p.eager_acked = h.eager_back
+    p.ctrl_acked = h.ctrl_back
+    if p.sends.head != NULL or p.ctl_head != NULL:
+        mark_dirty(e, p)
+    if h.kind == EAGER or h.kind == ANNOUNCE:
+        if h.seq != p.recv_seq or (h.kind == EAGER and
+                                   h.size + sizeof(rc_header) != wc.byte_len):
+            e.strangers += 1
+            repost_slot(e, slot)
+            break_peer(e, p, -2, IBV_WC_RECV, 0, 0, h.size)
+            return
+        p.recv_seq += 1
+        if h.coll_seq != 0 and disagrees(e, h):
+            if h.kind == ANNOUNCE:
+                queue_ctl(e, p, DONE, h.req, h.gen, ANSWER_MISMATCH)
+            free_slot(e, p, slot, h.kind)
+            return
+        r = match_posted(e, p, h)
+        if r != NULL:
+            if h.kind == EAGER:
+                deliver(e, p, r, h, <const char *>h + sizeof(rc_header))
+            else:
+                accept(e, p, r, h)
+            free_slot(e, p, slot, h.kind)
+            return
+        u = unx_new(e)
+        if u == NULL:
+            free_slot(e, p, slot, h.kind)
+            break_peer(e, p, -1, -1, 0, 12, h.size)     # ENOMEM
+            return
+        u.h = h[0]
+        if h.kind == EAGER:
+            u.slot = slot               # stays there until it is matched
+        else:
+            free_slot(e, p, slot, h.kind)
+        store_unexpected(e, p, u)
+        return
+    if h.kind == DONE:
+        on_done(e, p, h)
+    elif h.kind == WITHDRAW:
+        on_withdraw(e, p, h)
+    elif h.kind == WITHDRAWN:
+        on_withdrawn(e, h)
+    elif h.kind == ABORT:
+        on_abort(e, h)
+    elif h.kind == GOODBYE:
+        leave_peer(e, p)
+    free_slot(e, p, slot, h.kind)
+
+
+cdef void on_abort(engine_t *e, rc_header *h) noexcept nogil:
+    cdef abort_t why
+    cdef size_t n = h.size
+    memset(&why, 0, sizeof(why))
+    memcpy(&why, <char *>h + sizeof(rc_header), n if n < sizeof(why) else sizeof(why))
+    why.text[TEXT_MAX - 1] = 0
+    fail_group(e, h.group, <int>h.req, <int32_t>h.root, &why, False)
+
+
+cdef void on_sent(engine_t *e, ibv_wc *wc) noexcept nogil:
+    cdef uint32_t rank = <uint32_t>(wc.wr_id >> 32)
+    cdef uint32_t at = <uint32_t>wc.wr_id
+    cdef peer_t *p
+    cdef uint32_t length
+    if rank >= <uint32_t>e.size:
+        return
+    p = &e.peers[rank]
+    if wc.status != IBV_WC_SUCCESS:
+        length = p.sq[at & (p.sq_depth - 1)].length
+        # the type tells the operation; wc.opcode is not defined on errors
+        break_peer(e, p, wc.status, 16 + p.sq[at & (p.sq_depth - 1)].type, wc.vendor_err, 0, length)
+    retire(e, p, at, wc.status == IBV_WC_SUCCESS)
+
+
+cdef void drain(engine_t *e, bint heavy) noexcept nogil:
+    """Lets every peer post what it has waiting."""
+    cdef peer_t *p = e.dirty
+    cdef peer_t *after
+    e.dirty = NULL
+    e.more = False
+    while p != NULL:
+        after = p.next_dirty
+        p.dirty = False
+        if p.state == P_READY:
+            drain_ctl(e, p)
+            drain_sends(e, p)
+            drain_pulls(e, p, heavy)
+        p = after
+
+
+cdef int poll_once(engine_t *e, bint heavy) noexcept nogil:
+    """Handles what has completed, then posts what can be posted. With the mutex held.
+
+    Reads are posted only when the queue is empty: a WITHDRAW behind an announcement is seen
+    before anything is read. Returns how many completions were handled.
+    """
+    cdef int n, i
+    cdef int total = 0
+    while True:
+        n = ibv_poll_cq(e.cq, POLL_BATCH, e.wc)
+        if n < 0:
+            e.fatal = 5                 # EIO: overrun or a dead device
+            return total
+        for i in range(n):
+            if <uint32_t>(e.wc[i].wr_id >> 32) == <uint32_t>WR_RECV:
+                on_message(e, &e.wc[i], <uint32_t>e.wc[i].wr_id)
+            else:
+                on_sent(e, &e.wc[i])
+        total += n
+        if n < POLL_BATCH or total >= 8 * POLL_BATCH:
+            break
+    if e.dirty != NULL and n < POLL_BATCH:
+        drain(e, heavy)
+    return total
+
+
+# ---------------------------------------------------------------------------- waiting
+
+cdef bint all_done(engine_t *e, req_t **reqs, int n, bint any_) noexcept nogil:
+    """Whether the wait is over: all ended (or one, with `any_`), or a collective failed."""
+    cdef int i
+    cdef group_t *g
+    for i in range(n):
+        if reqs[i].state == S_DONE:
+            if any_:
+                return True
+        else:
+            if reqs[i].flags & F_COLL:
+                g = find_group(e, reqs[i].group, False)
+                if g != NULL and g.aborted:
+                    return True
+            if not any_:
+                return False
+    return not any_
+
+
+cdef void wake(engine_t *e) noexcept nogil:
+    """Tells everybody who waits to look again. With the mutex held."""
+    cdef uint64_t one = 1
+    if e.followers:
+        pthread_cond_broadcast(&e.cond)
+    if e.asleep and e.wake_fd >= 0:
+        c_write(e.wake_fd, &one, 8)
+
+
+cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
+    """To every peer that something here waits for."""
+    cdef int32_t i
+    cdef peer_t *p
+    for i in range(e.size):
+        p = &e.peers[i]
+        if p.state != P_READY or now - p.beat_at < e.beat_every:
+            continue
+        if (p.posted.head != NULL or p.sends.head != NULL or p.announced.head != NULL
+                or p.reading.head != NULL or p.pulls.head != NULL or e.any_posted.head != NULL):
+            beat(e, p, True)
+    if e.zombies.head != NULL:
+        retry_zombies(e)
+
+
+cdef int nap(engine_t *e, int64_t until) noexcept nogil:
+    """Sleeps until a completion, a wake-up, `until`, or a short while has passed. Called and left
+    with the mutex held."""
+    cdef pollfd fds[2]
+    cdef int64_t ms
+    cdef uint64_t drop
+    cdef int rc
+    cdef ibv_cq *cq
+    cdef void *context
+    if ibv_req_notify_cq(e.cq, 0) != 0:
+        return 0
+    if poll_once(e, True) > 0 or e.more:    # came in before the arming
+        return 0
+    ms = (until - rc_now() + 999999) // 1000000
+    if ms > NAP_MS:
+        ms = NAP_MS
+    if ms <= 0:
+        return 0
+    if e.dirty != NULL and ms > 1:
+        ms = 1                          # something waits for a credit and then for its linger
+    fds[0].fd = e.channel_fd
+    fds[0].events = POLLIN
+    fds[0].revents = 0
+    fds[1].fd = e.wake_fd
+    fds[1].events = POLLIN
+    fds[1].revents = 0
+    e.asleep = True
+    pthread_mutex_unlock(&e.mutex)
+    rc = c_poll(fds, 2, <int>ms)
+    if rc > 0 and fds[0].revents & POLLIN:
+        # never blocks: one thread at a time reads events, and there is one
+        if e.ops.get_cq_event(e.cq.channel, &cq, &context) == 0:
+            e.ops.ack_cq_events(cq, 1)
+    if rc > 0 and fds[1].revents & POLLIN:
+        c_read(e.wake_fd, &drop, 8)
+    pthread_mutex_lock(&e.mutex)
+    e.asleep = False
+    return rc
+
+
+cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline) noexcept nogil:
+    """Waits, without the GIL, until `reqs` are done, or it is time to look at signals."""
+    cdef int64_t start = rc_now()
+    cdef int64_t now = start
+    cdef int64_t busy = start           # when something last happened
+    cdef int64_t until
+    cdef int64_t spin
+    cdef int turns = 0
+    cdef unsigned int loops = 0
+    cdef int result = W_SIGNALS
+    cdef uint64_t ended
+    pthread_mutex_lock(&e.mutex)
+    e.status.in_call += 1
+    e.status.beats += 1
+    spin = e.spin
+    while True:
+        if all_done(e, reqs, n, any_):
+            result = W_DONE
+            break
+        if e.closing or e.fatal:
+            result = W_CLOSED
+            break
+        if e.leader:                    # somebody polls for us
+            now = rc_now()
+            if now >= deadline:
+                result = W_TIMEOUT
+                break
+            if now - start > NAP_MS * 1000000:
+                break
+            until = start + NAP_MS * 1000000 + 1000000
+            if until > deadline:
+                until = deadline
+            e.followers += 1
+            rc_cond_wait(&e.cond, &e.mutex, until)
+            e.followers -= 1
+            continue
+        e.leader = True
+        ended = e.ended
+        while True:
+            if poll_once(e, True) > 0 or e.more:
+                if e.ended != ended:
+                    ended = e.ended
+                    if e.followers:
+                        pthread_cond_broadcast(&e.cond)
+                    if all_done(e, reqs, n, any_):
+                        break
+                turns = 0
+                busy = 0
+                if e.closing or e.fatal:
+                    break
+                loops += 1
+                if loops & 1023 == 0:
+                    heartbeats(e, rc_now())
+                # others may want to post
+                pthread_mutex_unlock(&e.mutex)
+                pthread_mutex_lock(&e.mutex)
+                if all_done(e, reqs, n, any_):
+                    break
+                continue
+            if all_done(e, reqs, n, any_) or e.closing or e.fatal:
+                break
+            turns += 1
+            pthread_mutex_unlock(&e.mutex)
+            if turns > e.spin_turns:
+                sched_yield()
+            pthread_mutex_lock(&e.mutex)
+            if turns & 15:
+                continue
+            now = rc_now()
+            e.status.beats += 1
+            if busy == 0:
+                busy = now
+            if now >= deadline or now - start > NAP_MS * 1000000:
+                break
+            if now - busy > spin:
+                heartbeats(e, now)
+                until = start + NAP_MS * 1000000
+                if until > deadline:
+                    until = deadline
+                if nap(e, until) < 0:
+                    break               # EINTR
+                turns = 0
+                busy = rc_now() - spin // 2     # woken for nothing: sleep again soon
+                now = rc_now()
+                if now >= deadline or now - start > NAP_MS * 1000000:
+                    break
+        e.leader = False
+        if e.followers:
+            pthread_cond_broadcast(&e.cond)
+        if all_done(e, reqs, n, any_):
+            result = W_DONE
+        elif e.closing or e.fatal:
+            result = W_CLOSED
+        elif rc_now() >= deadline:
+            result = W_TIMEOUT
+        break
+    e.status.in_call -= 1
+    e.status.stamp = rc_stamp()
+    pthread_mutex_unlock(&e.mutex)
+    return result

@@ -1,0 +1,120 @@
+# cython: language_level=3
+"""The header that precedes every message, and the numbers in it (docs/design/messaging.md)."""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+cdef extern from *:
+    """
+    #ifndef ROCECOMM_WIRE_H
+    #define ROCECOMM_WIRE_H
+    #include <stdint.h>
+    #define RC_MAGIC 0x4352u
+    #define RC_VERSION 1u
+    /* Little-endian, no padding. Ranks of another byte order are refused when joining. */
+    typedef struct __attribute__((packed)) {
+        uint16_t magic;      /*  0 */
+        uint8_t  version;    /*  2 */
+        uint8_t  kind;       /*  3 */
+        uint16_t flags;      /*  4 */
+        uint16_t dtype;      /*  6 kind character << 8 | item size */
+        uint32_t source;     /*  8 rank of the sender */
+        uint32_t eager_back; /* 12 eager slots given back so far, modulo 2^32 */
+        uint64_t instance;   /* 16 of the receiver: a stranger's message is refused */
+        uint64_t tag;        /* 24 */
+        uint64_t seq;        /* 32 counts matchable messages of this pair */
+        uint64_t size;       /* 40 payload bytes, or status in an answer */
+        uint64_t req;        /* 48 the sender's request, echoed in answers */
+        uint64_t addr;       /* 56 announcements: where the payload lies */
+        uint32_t rkey;       /* 64 and its key */
+        uint32_t group;      /* 68 0: user messages, else whose signature follows */
+        uint64_t coll_seq;   /* 72 number of the collective in its group */
+        uint64_t count;      /* 80 its element count */
+        uint8_t  op;         /* 88 */
+        uint8_t  reduction;  /* 89 */
+        uint16_t coll_dtype; /* 90 */
+        uint32_t root;       /* 92 */
+        uint32_t ctrl_back;  /* 96 control slots given back so far, modulo 2^32 */
+        uint32_t gen;        /* 100 generation of the sender's request: a late answer finds it gone */
+    } rc_header;
+    _Static_assert(sizeof(rc_header) == 104, "wire header");
+    #endif
+    """
+    enum:
+        RC_MAGIC
+        RC_VERSION
+
+    ctypedef struct rc_header:
+        uint16_t magic
+        uint8_t version
+        uint8_t kind
+        uint16_t flags
+        uint16_t dtype
+        uint32_t source
+        uint32_t eager_back
+        uint64_t instance
+        uint64_t tag
+        uint64_t seq
+        uint64_t size
+        uint64_t req
+        uint64_t addr
+        uint32_t rkey
+        uint32_t group
+        uint64_t coll_seq
+        uint64_t count
+        uint8_t op
+        uint8_t reduction
+        uint16_t coll_dtype
+        uint32_t root
+        uint32_t ctrl_back
+        uint32_t gen
+
+cpdef enum Kind:
+    EAGER = 1           # header and payload in one slot
+    ANNOUNCE = 2        # the payload stays at the sender, the receiver pulls it
+    DONE = 3            # answer to ANNOUNCE: pulled (or refused), the buffer is free
+    WITHDRAW = 4        # the sender wants an announcement back
+    WITHDRAWN = 5       # answer: it was not matched, nothing will be read
+    CREDIT = 6          # gives back slots, nothing else
+    ABORT = 7           # a collective failed; the payload says why
+    GOODBYE = 8         # the sender closes; nothing follows
+
+cpdef enum Answer:
+    ANSWER_OK = 0
+    ANSWER_TRUNCATED = 1        # the receiver's buffer was too small
+    ANSWER_MISMATCH = 2         # dtypes or signatures disagree
+    ANSWER_FAILED = 3           # the receiver could not register its buffer
+
+# What ranks must agree on in a collective.
+ctypedef struct sig_t:
+    uint64_t coll_seq
+    uint64_t count
+    uint32_t group
+    uint32_t root
+    uint16_t dtype
+    uint8_t op
+    uint8_t reduction
+
+cdef inline bint same_sig(const sig_t *s, const rc_header *h) noexcept nogil:
+    return (s.coll_seq == h.coll_seq and s.count == h.count and s.group == h.group
+            and s.root == h.root and s.dtype == h.coll_dtype and s.op == h.op
+            and s.reduction == h.reduction)
+
+cdef inline void sig_of(sig_t *s, const rc_header *h) noexcept nogil:
+    s.coll_seq = h.coll_seq
+    s.count = h.count
+    s.group = h.group
+    s.root = h.root
+    s.dtype = h.coll_dtype
+    s.op = h.op
+    s.reduction = h.reduction
+
+# Bytes are bytes: uint8, int8 and void match every dtype. Others must be equal.
+cdef inline bint dtypes_agree(uint16_t a, uint16_t b) noexcept nogil:
+    if a == b:
+        return True
+    return raw_dtype(a) or raw_dtype(b)
+
+cdef inline bint raw_dtype(uint16_t code) noexcept nogil:
+    return code == 0 or (code >> 8) == 86 or code == ((117 << 8) | 1) or code == ((105 << 8) | 1)
+
+cdef uint16_t code_of(str name) except? 0xFFFF
+cdef str describe_sig(const sig_t *s)
