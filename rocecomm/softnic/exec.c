@@ -125,7 +125,9 @@ static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *fa
 		r = sn_copy(j->t->seg->pid, to_t, j->near, j->num_near, far, num_far, length);
 	else
 		r = sn_copy(j->r->seg->pid, !to_t, far, num_far, j->near, j->num_near, length);
-	return r == SN_COPY_OK ? IBV_WC_SUCCESS : r == SN_COPY_DEAD ? IBV_WC_RETRY_EXC_ERR : IBV_WC_REM_OP_ERR;
+	if (r == SN_COPY_OK)
+		return IBV_WC_SUCCESS;
+	return r == SN_COPY_DEAD || !sn_may_read(j->t->seg) ? IBV_WC_RETRY_EXC_ERR : IBV_WC_REM_OP_ERR;
 }
 
 /* ---- the responder, one step after the other ---------------------------------------------- */

@@ -135,15 +135,17 @@ static bool slot_locked(uint32_t slot)
 	return byte_lock(F_WRLCK, 0, slot, 1, &holder) == 0 && holder != 0;
 }
 
-bool sn_is_local(sn_id id)
+struct sn_mapping *sn_local_mapping(sn_id id)
 {
-	bool found = false;
+	struct sn_mapping *m = NULL;
 	pthread_mutex_lock(&mutex);
 	for (struct sn_ctx *c = contexts; c; c = c->next)
 		if (c->id == id && c->pid == sn_pid)
-			found = true;
+			m = c->mapping;
+	if (m)
+		atomic_fetch_add(&m->users, 1);
 	pthread_mutex_unlock(&mutex);
-	return found;
+	return m;
 }
 
 bool sn_alive(sn_id id)

@@ -41,7 +41,9 @@ static struct sn_seg *map_segment(uint32_t slot, int *err)
 	return seg;
 }
 
-static bool may_read(struct sn_seg *seg)
+/* Can this process read the memory of the segment's owner? Not where the system forbids it, nor
+ * when the owner is on its way out: its memory goes before its locks do. */
+bool sn_may_read(struct sn_seg *seg)
 {
 	uint64_t word = 0;
 	struct iovec here = { &word, sizeof(word) };
@@ -51,7 +53,7 @@ static bool may_read(struct sn_seg *seg)
 
 static void drop(struct sn_peer *p)
 {
-	munmap(p->seg, SN_SEG_SIZE);
+	sn_mapping_put(p->mapping);
 	for (unsigned i = 0; i < 8; i++)
 		if (p->fifo[i].number)
 			close(p->fifo[i].fd);
@@ -85,9 +87,19 @@ static struct sn_peer *get(struct sn_ctx *ctx, uint32_t slot, int *err)
 	uint32_t me = ctx->id & (SN_SLOTS - 1);
 	fresh->id = seg->id;
 	fresh->pid = seg->pid;
+	fresh->mapping = sn_local_mapping(seg->id);
+	fresh->local = fresh->mapping != NULL;
+	if (fresh->local) {
+		munmap(seg, SN_SEG_SIZE);
+		seg = fresh->mapping->seg;
+	} else if (!(fresh->mapping = sn_mapping_new(seg))) {
+		munmap(seg, SN_SEG_SIZE);
+		free(fresh);
+		*err = ENOMEM;
+		return NULL;
+	}
 	fresh->seg = seg;
-	fresh->local = sn_is_local(seg->id);
-	fresh->readable = fresh->local || may_read(seg);
+	fresh->readable = fresh->local || sn_may_read(seg);
 	atomic_fetch_or(&seg->users[me / 64], 1ULL << me % 64);
 	if (p)
 		fresh->retired = p;

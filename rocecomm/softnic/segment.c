@@ -18,6 +18,24 @@ static int back(struct sn_ctx *ctx, uint64_t at, uint64_t len)
 	return r < 0 ? errno : 0;
 }
 
+struct sn_mapping *sn_mapping_new(struct sn_seg *seg)
+{
+	struct sn_mapping *m = malloc(sizeof(*m));
+	if (m) {
+		m->seg = seg;
+		atomic_store(&m->users, 1);
+	}
+	return m;
+}
+
+void sn_mapping_put(struct sn_mapping *m)
+{
+	if (atomic_fetch_sub(&m->users, 1) == 1) {
+		munmap(m->seg, SN_SEG_SIZE);
+		free(m);
+	}
+}
+
 int sn_seg_create(struct sn_ctx *ctx)
 {
 	char path[192];
@@ -40,9 +58,15 @@ int sn_seg_create(struct sn_ctx *ctx)
 		}
 	}
 	ctx->holes = calloc(16, sizeof(*ctx->holes));
-	if (!err && !ctx->holes)
+	ctx->mapping = err ? NULL : sn_mapping_new(ctx->seg);
+	if (!err && (!ctx->holes || !ctx->mapping))
 		err = ENOMEM;
 	if (err) {
+		if (ctx->mapping)
+			sn_mapping_put(ctx->mapping);
+		else if (ctx->seg)
+			munmap(ctx->seg, SN_SEG_SIZE);
+		free(ctx->holes);
 		close(ctx->seg_fd);
 		return err;
 	}
@@ -126,7 +150,7 @@ void sn_heap_put(struct sn_ctx *ctx, uint64_t at, uint64_t len)
 
 void sn_heap_free(struct sn_ctx *ctx)
 {
-	munmap(ctx->seg, SN_SEG_SIZE);
+	sn_mapping_put(ctx->mapping);
 	close(ctx->seg_fd);
 	free(ctx->holes);
 }

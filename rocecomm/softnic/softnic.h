@@ -32,6 +32,7 @@ struct sn_peer {
 	bool dead;
 	_Atomic uint32_t lock; /* of fifo[] and pool[] */
 	struct sn_seg *seg;
+	struct sn_mapping *mapping;
 	struct sn_peer *retired; /* an earlier owner of the same slot */
 	uint64_t next_probe; /* when its life is next looked at */
 	struct { uint32_t number; int fd; } fifo[8];
@@ -107,6 +108,13 @@ struct sn_priv_qp {
 	bool destroying;
 };
 
+/* A segment's mapping. Contexts of one process share it, so that a sanitizer sees both ends use
+ * the same words; it goes with its last user. */
+struct sn_mapping {
+	struct sn_seg *seg;
+	_Atomic int users;
+};
+
 struct sn_extent { uint64_t at, len; };
 
 struct sn_ctx {
@@ -114,6 +122,7 @@ struct sn_ctx {
 	pid_t pid;
 	sn_id id;
 	struct sn_seg *seg;
+	struct sn_mapping *mapping;
 	int seg_fd;
 	uint64_t instance; /* the word that peers read to learn whether they may */
 	int async_fifo;
@@ -163,7 +172,7 @@ static inline void sn_pause(void)
 int sn_fabric_join(struct sn_ctx *ctx);	  /* claims a slot, creates the segment */
 void sn_fabric_leave(struct sn_ctx *ctx); /* gives both back; the last one out removes all */
 bool sn_alive(sn_id id);
-bool sn_is_local(sn_id id); /* a context of this very process */
+struct sn_mapping *sn_local_mapping(sn_id id); /* of a context of this very process, one more user */
 int sn_fabric_path(char *buf, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- segment.c */
@@ -172,9 +181,12 @@ int sn_seg_grow(struct sn_ctx *ctx, _Atomic uint32_t *limit, uint64_t table, siz
 int sn_heap_get(struct sn_ctx *ctx, uint64_t len, uint64_t *at);
 void sn_heap_put(struct sn_ctx *ctx, uint64_t at, uint64_t len);
 void sn_heap_free(struct sn_ctx *ctx);
+struct sn_mapping *sn_mapping_new(struct sn_seg *seg);
+void sn_mapping_put(struct sn_mapping *m);
 
 /* ---- peer.c */
 struct sn_peer *sn_peer_get(struct sn_ctx *ctx, uint32_t slot, int *err);
+bool sn_may_read(struct sn_seg *seg);
 bool sn_peer_dead(struct sn_peer *peer, uint64_t now);
 void sn_peer_event(struct sn_peer *peer, uint32_t number, const struct sn_event *event);
 char *sn_peer_pool(struct sn_peer *peer, uint32_t pool, uint64_t offset, uint64_t length);
