@@ -3,7 +3,8 @@
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport EAGAIN, EINTR, EOPNOTSUPP, errno
-from libc.stdint cimport uint16_t
+from libc.stdint cimport uint16_t, uint32_t
+from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 from rocecomm.verbs.handle cimport Handle, verbs_error
@@ -235,10 +236,34 @@ cdef class Context(Handle):
         return kind, ifindex
 
     def query_gid_table(self, int port_num=1):
-        """All entries of a port's GID table that are not empty: list of GIDEntry."""
+        """All entries of a port's GID table that are not empty: list of GIDEntry.
+
+        Source: ``ibv_query_gid_table``, or entry by entry where that is missing.
+        """
+        cdef ibv_gid_entry *entries
+        cdef ssize_t got
+        cdef size_t room = 0
+        cdef ssize_t i
         n = self.query_port(port_num).gid_tbl_len
-        entries = (self.query_gid(port_num, i) for i in range(n))
-        return [e for e in entries if e.gid != bytes(16)]
+        for port in range(1, self.query_device().phys_port_cnt + 1):
+            room += self.query_port(port).gid_tbl_len
+        entries = <ibv_gid_entry *> calloc(max(room, 1), sizeof(ibv_gid_entry))
+        if entries == NULL:
+            raise MemoryError()
+        try:
+            self.users += 1
+            with nogil:
+                got = self.provider.ops.query_gid_table(self.ctx, entries, room, 0,
+                                                        sizeof(ibv_gid_entry))
+            self.users -= 1
+            if got >= 0:
+                return [GIDEntry(entries[i].gid_index, port_num, bytes(entries[i].gid.raw[:16]),
+                                 _enum(GIDType, entries[i].gid_type), entries[i].ndev_ifindex)
+                        for i in range(got) if entries[i].port_num == <uint32_t> port_num]
+        finally:
+            free(entries)
+        every = (self.query_gid(port_num, i) for i in range(n))
+        return [e for e in every if e.gid != bytes(16)]
 
     def get_async_event(self, timeout=None):
         """Next asynchronous event of the device, acknowledged: AsyncEvent, or None.

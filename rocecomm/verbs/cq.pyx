@@ -310,7 +310,8 @@ cdef class WC:
     @property
     def imm_data(self):
         """Immediate data in host byte order, 0..2**32-1, or None if there was none."""
-        if self.wc.status == IBV_WC_SUCCESS and self.wc.wc_flags & IBV_WC_WITH_IMM:
+        if self.wc.status == IBV_WC_SUCCESS and self.wc.wc_flags & IBV_WC_WITH_IMM and \
+                self.wc.opcode & IBV_WC_RECV:   # rxe sets the flag for the sender as well
             return ntohl(self.wc.imm_data)
         return None
 

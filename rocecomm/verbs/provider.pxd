@@ -22,6 +22,8 @@ ctypedef struct provider_ops:
     int (*query_gid)(ibv_context *context, uint8_t port, int index, ibv_gid *gid) noexcept nogil
     int (*query_gid_ex)(ibv_context *context, uint32_t port, uint32_t index,
                         ibv_gid_entry *entry, uint32_t flags, size_t size) noexcept nogil
+    ssize_t (*query_gid_table)(ibv_context *context, ibv_gid_entry *entries, size_t max_entries,
+                               uint32_t flags, size_t size) noexcept nogil
     int (*query_pkey)(ibv_context *context, uint8_t port, int index, uint16_t *pkey) noexcept nogil
     int (*get_async_event)(ibv_context *context, ibv_async_event *event) noexcept nogil
     void (*ack_async_event)(ibv_async_event *event) noexcept nogil

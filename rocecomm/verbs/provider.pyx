@@ -44,6 +44,13 @@ cdef extern from *:
         return EOPNOTSUPP;
     }
 
+    static ssize_t rc_query_gid_table(struct ibv_context *ctx, struct ibv_gid_entry *entries,
+                                      size_t max_entries, uint32_t flags, size_t size)
+    {
+        (void)ctx; (void)entries; (void)max_entries; (void)flags; (void)size;
+        return -EOPNOTSUPP;
+    }
+
     static struct ibv_mr *rc_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length,
                                           uint64_t iova, unsigned int access)
     {
@@ -77,6 +84,8 @@ cdef extern from *:
     int rc_query_port(ibv_context *, uint8_t, ibv_port_attr *) noexcept nogil
     int rc_query_gid_ex(ibv_context *, uint32_t, uint32_t, ibv_gid_entry *, uint32_t,
                         size_t) noexcept nogil
+    ssize_t rc_query_gid_table(ibv_context *, ibv_gid_entry *, size_t, uint32_t,
+                               size_t) noexcept nogil
     ibv_mr *rc_reg_mr_iova2(ibv_pd *, void *, size_t, uint64_t, unsigned int) noexcept nogil
     int rc_resize_cq(ibv_cq *, int) noexcept nogil
     int rc_no() noexcept nogil
@@ -153,6 +162,7 @@ cdef class Provider:
 
         # what an older library or libibverbs lacks gets a default
         t.query_gid_ex = rc_query_gid_ex
+        t.query_gid_table = rc_query_gid_table
         t.reg_mr_iova2 = rc_reg_mr_iova2
         t.resize_cq = rc_resize_cq
         t.fork_init = rc_no
@@ -163,6 +173,9 @@ cdef class Provider:
         p = self.symbol("_ibv_query_gid_ex", False)
         if p != NULL:
             t.query_gid_ex = <int (*)(ibv_context *, uint32_t, uint32_t, ibv_gid_entry *, uint32_t, size_t) noexcept nogil> p
+        p = self.symbol("_ibv_query_gid_table", False)
+        if p != NULL:
+            t.query_gid_table = <ssize_t (*)(ibv_context *, ibv_gid_entry *, size_t, uint32_t, size_t) noexcept nogil> p
         p = self.symbol("ibv_reg_mr_iova2", False)
         if p != NULL:
             t.reg_mr_iova2 = <ibv_mr *(*)(ibv_pd *, void *, size_t, uint64_t, unsigned int) noexcept nogil> p
