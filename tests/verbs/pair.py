@@ -35,6 +35,7 @@ class End:
         self.recv_cq = v.CQ(self.ctx, depth, self.channel)
         self.srq = v.SRQ(self.pd, **srq) if srq else None
         self.qp = v.QP(self.pd, self.send_cq, self.recv_cq, qp_type, srq=self.srq, **caps)
+        self.mrs = []
         self.gid = gid_of(self.ctx)
         self.mtu = self.ctx.query_port().active_mtu
 
@@ -52,7 +53,9 @@ class End:
         self.qp.to_rts(**options)
 
     def mr(self, obj, access=ALL):
-        return v.MR(self.pd, obj, access)
+        """A registration that lives as long as this side: a post does not keep it."""
+        self.mrs.append(v.MR(self.pd, obj, access))
+        return self.mrs[-1]
 
     def close(self):
         self.ctx.close()
