@@ -22,12 +22,13 @@ class Collectives:
     One thread at a time: a second call while one runs raises RuntimeError.
     """
 
-    def __init__(self, engine, config, group=1):
-        self._engine, self._config, self._group = engine, config, group
+    def __init__(self, engine, config=None, group=1):
+        self._engine, self._group = engine, group
+        self._config = engine.config if config is None else config
         self._lock = threading.Lock()
         self._memory = None
 
-    def all_reduce(self, array, out=None, op="sum", timeout=USE_CONFIG):
+    def all_reduce(self, array, op="sum", *, out=None, timeout=USE_CONFIG):
         """Reduce ``array`` over all ranks, element by element; everybody gets the result.
 
         ``array`` and ``out``: buffers of the same dtype (float32, float64, int32, int64) and

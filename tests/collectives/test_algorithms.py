@@ -47,7 +47,7 @@ def test_out_of_place_leaves_the_input_alone(algorithm, seed):
         before = hashlib.sha256(array).digest()
         array.flags.writeable = False
         out = np.full(1009, 5, "i8")
-        assert comm.all_reduce(array, out) is out
+        assert comm.all_reduce(array, out=out) is out
         assert hashlib.sha256(array).digest() == before
         assert np.array_equal(out, expected(1009, 5, "i8"))
 
@@ -174,7 +174,7 @@ def test_a_second_thread_is_refused():
 def test_arguments_that_are_refused(array, out, error, words):
     def work(comm, rank):
         with pytest.raises(error, match=words):
-            comm.all_reduce(array, out)
+            comm.all_reduce(array, out=out)
 
     assert fake_engine.run(1, work)[0] == [None]
 
@@ -183,12 +183,12 @@ def test_partial_overlap_and_unknown_reduction():
     def work(comm, rank):
         x = np.arange(10.0)
         with pytest.raises(ValueError, match="overlaps its input by 64 of 72 bytes"):
-            comm.all_reduce(x[:-1], x[1:])
+            comm.all_reduce(x[:-1], out=x[1:])
         with pytest.raises(ValueError, match="'mean'"):
             comm.all_reduce(x, op="mean")
         with pytest.raises(TypeError, match="timeout"):
             comm.all_reduce(x, timeout="5")
-        assert comm.all_reduce(x, x) is x
-        return comm.all_reduce(x[:5], x[5:]).tolist()
+        assert comm.all_reduce(x, out=x) is x
+        return comm.all_reduce(x[:5], out=x[5:]).tolist()
 
     assert fake_engine.run(1, work)[0] == [[0.0, 1.0, 2.0, 3.0, 4.0]]
