@@ -138,7 +138,8 @@ void sn_channel_watch(struct sn_priv_qp *qp)
 	struct sn_channel *ch = sn_container(ibv, struct sn_channel, ibv);
 	uint64_t at = atomic_load(&qp->qp->sq.deadline);
 	pthread_mutex_lock(&ch->lock);
-	if (qp->peer && !qp->peer->local && !qp->peer->dead && !watch_death(ch, qp->peer)) {
+	struct sn_peer *peer = qp->peer;
+	if (peer && !peer->local && !peer->dead && !watch_death(ch, peer)) {
 		uint64_t soon = sn_now() + 50000000; /* no pidfd (another pid namespace): look often */
 		if (!at || soon < at)
 			at = soon;

@@ -2,20 +2,7 @@
  * where the head has to wait, whoever removes the reason (the peer that posts a receive) goes on
  * in its place. Both run the code below; the exec lock of the queue says whose turn it is. */
 #define _GNU_SOURCE
-#include "softnic.h"
-
-enum verdict { DONE, WAIT_PEER, WAIT_RNR };
-
-struct job {
-	struct sn_ctx *ctx;
-	const struct sn_side *r, *t;
-	struct sn_swqe *w;
-	struct sn_claim *claim;
-	struct sn_piece near[SN_MAX_SGE + 1]; /* R's memory; one more for the header of a datagram */
-	int num_near;
-	enum ibv_wc_status status; /* what R is told */
-	bool fail_t;
-};
+#include "job.h"
 
 struct sn_side sn_own_side(struct sn_priv_qp *qp)
 {
@@ -23,7 +10,7 @@ struct sn_side sn_own_side(struct sn_priv_qp *qp)
 }
 
 /* The side at the end of QP number `qpn`, if its context is there. */
-static bool side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer **cached, struct sn_side *side)
+bool sn_side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer *_Atomic *cached, struct sn_side *side)
 {
 	uint32_t slot = qpn >> SN_SLOT_BITS, index = qpn & (SN_QPS - 1);
 	int err;
@@ -33,10 +20,15 @@ static bool side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer **cached, s
 		side->seg = ctx->seg;
 		side->peer = NULL;
 	} else {
-		if (!*cached && !(*cached = sn_peer_get(ctx, slot, &err)))
-			return false;
-		side->seg = (*cached)->seg;
-		side->peer = *cached;
+		struct sn_peer *peer = atomic_load_explicit(cached, memory_order_acquire);
+		if (!peer) {
+			peer = sn_peer_get(ctx, slot, &err);
+			if (!peer)
+				return false;
+			atomic_store_explicit(cached, peer, memory_order_release);
+		}
+		side->seg = peer->seg;
+		side->peer = peer;
 	}
 	if (index >= atomic_load_explicit(&side->seg->qp_limit, memory_order_relaxed))
 		return false;
@@ -46,18 +38,13 @@ static bool side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer **cached, s
 
 bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side)
 {
-	return side_of(qp->ctx, qp->qp->dest_qpn, &qp->peer, side);
+	return sn_side_of(qp->ctx, qp->qp->dest_qpn, &qp->peer, side);
 }
 
 bool sn_qp_busy(struct sn_qp *qp)
 {
 	return atomic_load_explicit(&qp->sq.head, memory_order_relaxed) !=
 	       atomic_load_explicit(&qp->sq.tail, memory_order_relaxed);
-}
-
-static bool can_receive(uint32_t state)
-{
-	return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
 }
 
 /* To the error state, once: the receive queue is flushed here, the send queue by its next drive. */
@@ -69,394 +56,6 @@ void sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side)
 			sn_rq_flush(ctx, side);
 			return;
 		}
-}
-
-/* ---- the requester's own checks ---------------------------------------------------------- */
-
-static bool is_atomic(uint32_t opcode)
-{
-	return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
-}
-
-static bool is_inbound(uint32_t opcode) /* the result is written into R's memory */
-{
-	return opcode == IBV_WR_RDMA_READ || is_atomic(opcode);
-}
-
-static enum ibv_wc_status gather(struct job *j)
-{
-	struct sn_swqe *w = j->w;
-	struct sn_qp *qp = j->r->qp;
-	uint32_t need = is_inbound(w->opcode) ? IBV_ACCESS_LOCAL_WRITE : 0;
-
-	if (w->length > sn_max_message() || (is_atomic(w->opcode) && w->length != 8))
-		return IBV_WC_LOC_LEN_ERR;
-	if (is_inbound(w->opcode) && !qp->max_rd_atomic)
-		return IBV_WC_LOC_QP_OP_ERR;
-	if (!(w->flags & IBV_SEND_INLINE)) {
-		for (uint32_t i = 0; i < w->num_sge; i++)
-			if (w->sge[i].length)
-				sn_claim_key(j->claim, 0, w->sge[i].lkey);
-		for (uint32_t i = 0; i < w->num_sge; i++) {
-			struct sn_sge s = w->sge[i];
-			struct sn_mr mr;
-			if (!s.length)
-				continue;
-			if (!sn_mr_covers(j->r->seg, s.lkey, qp->pd, need, s.addr, s.length, &mr))
-				return IBV_WC_LOC_PROT_ERR;
-			if (!w->staged)
-				sn_piece_of(&j->near[j->num_near++], j->r, &mr, s.addr, s.length);
-		}
-	}
-	if (w->staged) {
-		char *data = (char *)w + w->data;
-		j->near[0] = (struct sn_piece){ .ptr = data, .addr = (uintptr_t)data, .len = w->length };
-		j->num_near = w->length ? 1 : 0;
-	}
-	return IBV_WC_SUCCESS;
-}
-
-static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *far, int num_far, uint64_t length)
-{
-	enum sn_copy_result r;
-	if (!length)
-		return IBV_WC_SUCCESS;
-	if (!j->r->peer)
-		r = sn_copy(j->t->seg->pid, to_t, j->near, j->num_near, far, num_far, length);
-	else
-		r = sn_copy(j->r->seg->pid, !to_t, far, num_far, j->near, j->num_near, length);
-	if (r == SN_COPY_OK)
-		return IBV_WC_SUCCESS;
-	return r == SN_COPY_DEAD || !sn_may_read(j->t->seg) ? IBV_WC_RETRY_EXC_ERR : IBV_WC_REM_OP_ERR;
-}
-
-/* ---- the responder, one step after the other ---------------------------------------------- */
-
-static enum verdict refuse(struct job *j, enum ibv_wc_status status, enum ibv_event_type event)
-{
-	j->status = status;
-	if (j->t->qp->type == IBV_QPT_UC) {
-		j->status = IBV_WC_SUCCESS; /* dropped without a word */
-		return DONE;
-	}
-	j->fail_t = true;
-	if (event != IBV_EVENT_COMM_EST)
-		sn_async_raise(j->ctx, j->t, event, j->t->qp->qpn & (SN_QPS - 1), atomic_load(&j->t->qp->epoch));
-	return DONE;
-}
-
-/* Is T there, and connected to R? */
-static enum verdict check_peer(struct job *j)
-{
-	struct sn_qp *r = j->r->qp, *t;
-	uint32_t epoch, state;
-
-	j->status = IBV_WC_RETRY_EXC_ERR;
-	if (!j->t)
-		return WAIT_PEER;
-	t = j->t->qp;
-	state = atomic_load(&t->state);
-	epoch = atomic_load(&t->epoch);
-	if (j->t->peer && j->t->peer->dead)
-		return DONE;
-	if (r->sq.peer_epoch && r->sq.peer_epoch != epoch + 1)
-		return DONE; /* it was reset or destroyed since we met */
-	if (t->dest_qpn != r->qpn || t->type != r->type)
-		return WAIT_PEER;
-	if (state == IBV_QPS_ERR)
-		return DONE;
-	if (!can_receive(state))
-		return WAIT_PEER;
-	r->sq.peer_epoch = epoch + 1;
-	j->status = IBV_WC_SUCCESS;
-	return DONE;
-}
-
-static enum verdict take_receive(struct job *j, uint32_t *item)
-{
-	struct sn_seg *seg = j->t->seg;
-	struct sn_qp *qp = j->t->qp;
-	struct sn_rq *rq = sn_rq_of(seg, qp);
-	uint32_t index = qp->qpn & (SN_QPS - 1), left = 0, limit = 0;
-
-	if (!sn_lock(j->ctx, &rq->lock))
-		return WAIT_PEER;
-	if (!can_receive(atomic_load(&qp->state))) {
-		sn_unlock(&rq->lock);
-		return WAIT_PEER;
-	}
-	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed);
-	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed);
-	if (head == tail) {
-		atomic_store_explicit(&rq->waiting, 1, memory_order_relaxed);
-		if (qp->srq >= 0)
-			atomic_fetch_or(&sn_srq_at(seg, qp->srq)->waiters[index / 64], 1ULL << index % 64);
-		sn_unlock(&rq->lock);
-		return WAIT_RNR;
-	}
-	*item = ((uint32_t *)sn_at(seg, rq->ring))[head & (rq->size - 1)];
-	struct sn_rwqe *w = sn_rwqe_at(seg, rq, *item);
-	w->qp = index;
-	atomic_store_explicit(&w->state, SN_RWQE_TAKEN, memory_order_relaxed);
-	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
-	if (qp->srq >= 0) {
-		struct sn_srq *srq = sn_srq_at(seg, qp->srq);
-		left = tail - head - 1;
-		limit = atomic_load_explicit(&srq->limit, memory_order_relaxed);
-		if (limit && left < limit)
-			atomic_store(&srq->limit, 0); /* armed once */
-		else
-			limit = 0;
-	}
-	sn_unlock(&rq->lock);
-	if (limit)
-		sn_async_raise(j->ctx, j->t, IBV_EVENT_SRQ_LIMIT_REACHED, (uint32_t)qp->srq,
-			       atomic_load(&sn_srq_at(seg, qp->srq)->epoch));
-	return DONE;
-}
-
-static int complete_receive(struct job *j, uint32_t item, enum ibv_wc_status status, uint32_t length, uint32_t kind)
-{
-	struct sn_qp *qp = j->t->qp;
-	struct sn_swqe *w = j->w;
-	bool write = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-	bool imm = write || w->opcode == IBV_WR_SEND_WITH_IMM;
-	struct sn_cqe e = {
-		.wr_id = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, qp), item)->wr_id,
-		.qpn = qp->qpn,
-		.epoch = atomic_load_explicit(&qp->epoch, memory_order_relaxed),
-		.byte_len = length,
-		.imm = imm ? w->imm : 0,
-		.src_qp = j->r->qp->qpn,
-		.wc_flags = (uint16_t)((imm ? IBV_WC_WITH_IMM : 0) | (qp->type == IBV_QPT_UD ? IBV_WC_GRH : 0)),
-		.status = (uint8_t)status,
-		.opcode = write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-		.rwqe = item,
-		.srq = qp->srq,
-		.srq_epoch = qp->srq >= 0 ? atomic_load(&sn_srq_at(j->t->seg, qp->srq)->epoch) : 0,
-		.kind = (uint16_t)(SN_CQE_RECV | kind),
-	};
-	return sn_cq_push(j->ctx, j->t, qp->recv_cq, &e, w->flags & IBV_SEND_SOLICITED);
-}
-
-/* T's buffers for `length` bytes: checked, and described in `far`. */
-static enum ibv_wc_status scatter(struct job *j, struct sn_rwqe *rw, uint64_t length, struct sn_piece *far, int *num_far)
-{
-	uint64_t room = 0, left = length;
-	*num_far = 0;
-	for (uint32_t i = 0; i < rw->num_sge; i++)
-		room += rw->sge[i].length;
-	if (room < length)
-		return IBV_WC_LOC_LEN_ERR;
-	for (uint32_t i = 0; i < rw->num_sge; i++)
-		if (rw->sge[i].length)
-			sn_claim_key(j->claim, 1, rw->sge[i].lkey);
-	for (uint32_t i = 0; i < rw->num_sge && left; i++) {
-		struct sn_sge s = rw->sge[i];
-		struct sn_mr mr;
-		if (!s.length)
-			continue;
-		/* the whole element is checked, not only the part that this message fills */
-		if (!sn_mr_covers(j->t->seg, s.lkey, j->t->qp->pd, IBV_ACCESS_LOCAL_WRITE, s.addr, s.length, &mr))
-			return IBV_WC_LOC_PROT_ERR;
-		uint64_t len = s.length < left ? s.length : left;
-		sn_piece_of(&far[(*num_far)++], j->t, &mr, s.addr, len);
-		left -= len;
-	}
-	return IBV_WC_SUCCESS;
-}
-
-static bool reachable(const struct sn_piece *p, int n)
-{
-	for (int i = 0; i < n; i++)
-		if (!p[i].ptr)
-			return false;
-	return true;
-}
-
-/* May the payload wait in the entry's slot until T polls? */
-static bool put_lazily(struct job *j, uint32_t item, struct sn_rwqe *rw)
-{
-	struct sn_qp *qp = j->t->qp;
-	uint32_t made = atomic_load_explicit(&qp->lazy_made, memory_order_relaxed);
-	uint64_t at = 0;
-	if (j->w->length > SN_SMALL || j->r->peer ||
-	    made - atomic_load_explicit(&qp->lazy_polled, memory_order_acquire) >= SN_LAZY)
-		return false;
-	for (int i = 0; i < j->num_near; i++) {
-		memcpy(rw->small + at, j->near[i].ptr, j->near[i].len);
-		at += j->near[i].len;
-	}
-	rw->lazy_len = j->w->length;
-	qp->lazy[made % SN_LAZY] = item;
-	atomic_store_explicit(&rw->state, SN_RWQE_LAZY, memory_order_release);
-	atomic_store_explicit(&qp->lazy_made, made + 1, memory_order_release);
-	return true;
-}
-
-static enum verdict do_send(struct job *j)
-{
-	struct sn_piece far[SN_MAX_SGE];
-	enum ibv_wc_status at_t;
-	uint32_t item, kind = 0;
-	int num_far;
-	enum verdict v = take_receive(j, &item);
-
-	if (v != DONE)
-		return v;
-	struct sn_rwqe *rw = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, j->t->qp), item);
-	at_t = scatter(j, rw, j->w->length, far, &num_far);
-	if (at_t != IBV_WC_SUCCESS) {
-		complete_receive(j, item, at_t, 0, 0);
-		return refuse(j, at_t == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR,
-			      IBV_EVENT_COMM_EST);
-	}
-	if (!reachable(far, num_far) && put_lazily(j, item, rw)) {
-		kind = SN_CQE_LAZY;
-	} else {
-		sn_place_lazy(j->ctx, j->t); /* what came earlier is in memory earlier */
-		j->status = transfer(j, true, far, num_far, j->w->length);
-		if (j->status != IBV_WC_SUCCESS) {
-			complete_receive(j, item, IBV_WC_LOC_PROT_ERR, 0, 0);
-			return refuse(j, j->status, IBV_EVENT_COMM_EST);
-		}
-	}
-	if (complete_receive(j, item, IBV_WC_SUCCESS, j->w->length, kind))
-		return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL);
-	return DONE;
-}
-
-static enum verdict check_remote(struct job *j, uint32_t right, struct sn_piece *far)
-{
-	struct sn_swqe *w = j->w;
-	struct sn_mr mr;
-
-	if (!(atomic_load_explicit(&j->t->qp->access, memory_order_relaxed) & right))
-		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
-	if (right != IBV_ACCESS_REMOTE_WRITE && !j->t->qp->max_dest_rd_atomic)
-		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
-	if (!w->length)
-		return DONE; /* nothing is touched, so no key is looked at */
-	sn_claim_key(j->claim, 1, w->rkey);
-	if (!sn_mr_covers(j->t->seg, w->rkey, j->t->qp->pd, right, w->remote_addr, w->length, &mr))
-		return refuse(j, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
-	sn_piece_of(far, j->t, &mr, w->remote_addr, w->length);
-	return DONE;
-}
-
-static enum verdict do_write(struct job *j, bool imm)
-{
-	struct sn_piece far = { 0 };
-	uint32_t item;
-	enum verdict v;
-
-	check_remote(j, IBV_ACCESS_REMOTE_WRITE, &far);
-	if (j->status != IBV_WC_SUCCESS || (j->t->qp->type == IBV_QPT_UC && j->w->length && !far.len))
-		return DONE;
-	if (imm && (v = take_receive(j, &item)) != DONE)
-		return v;
-	sn_place_lazy(j->ctx, j->t);
-	j->status = transfer(j, true, &far, 1, j->w->length);
-	if (imm) {
-		int err = complete_receive(j, item, j->status ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS, j->w->length, 0);
-		if (!j->status && err)
-			return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL);
-	}
-	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
-}
-
-static enum verdict do_read(struct job *j)
-{
-	struct sn_piece far = { 0 };
-	check_remote(j, IBV_ACCESS_REMOTE_READ, &far);
-	if (j->status != IBV_WC_SUCCESS)
-		return DONE;
-	sn_place_lazy(j->ctx, j->t);
-	j->status = transfer(j, false, &far, 1, j->w->length);
-	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
-}
-
-static enum verdict do_atomic(struct job *j)
-{
-	struct sn_piece far = { 0 }, result;
-	struct sn_swqe *w = j->w;
-	uint64_t old = 0;
-
-	check_remote(j, IBV_ACCESS_REMOTE_ATOMIC, &far);
-	if (j->status != IBV_WC_SUCCESS)
-		return DONE;
-	if (w->remote_addr % 8)
-		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
-	sn_place_lazy(j->ctx, j->t);
-	if (sn_atomic(j->ctx, j->t, &far, w->opcode, w->compare_add, w->swap, &old) != SN_COPY_OK)
-		return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_ACCESS_ERR);
-	result = (struct sn_piece){ .ptr = (char *)&old, .len = 8 };
-	if (sn_copy(j->r->seg->pid, true, &result, 1, j->near, j->num_near, 8) != SN_COPY_OK)
-		j->status = IBV_WC_LOC_PROT_ERR;
-	return DONE;
-}
-
-static enum verdict do_datagram(struct job *j)
-{
-	struct sn_piece far[SN_MAX_SGE], *grh;
-	struct sn_peer *found = NULL;
-	struct sn_side t;
-	uint8_t header[40] = { 0x60 };
-	uint32_t item;
-	int num_far;
-
-	/* whatever does not fit, or finds nobody, is dropped: that is what a datagram is */
-	if (!side_of(j->ctx, j->w->ud_qpn, &found, &t) || t.qp->type != IBV_QPT_UD || t.qp->qpn != j->w->ud_qpn ||
-	    t.qp->qkey != j->w->ud_qkey)
-		return DONE;
-	sn_claim_end(j->claim);
-	j->t = &t;
-	j->claim = sn_claim_begin(j->ctx, j->r, j->t);
-	if (!can_receive(atomic_load(&t.qp->state)) || take_receive(j, &item) != DONE)
-		return DONE;
-	struct sn_rwqe *rw = sn_rwqe_at(t.seg, sn_rq_of(t.seg, t.qp), item);
-	enum ibv_wc_status at_t = scatter(j, rw, j->w->length + sizeof(header), far, &num_far);
-	if (at_t == IBV_WC_SUCCESS) {
-		memmove(j->near + 1, j->near, (size_t)j->num_near * sizeof(*j->near));
-		grh = j->near;
-		*grh = (struct sn_piece){ .ptr = (char *)header, .len = sizeof(header) };
-		j->num_near++;
-		at_t = transfer(j, true, far, num_far, j->w->length + sizeof(header));
-	}
-	complete_receive(j, item, at_t, at_t ? 0 : j->w->length + (uint32_t)sizeof(header), 0);
-	return DONE;
-}
-
-static enum verdict execute(struct job *j)
-{
-	enum verdict v;
-	j->status = gather(j);
-	if (j->status != IBV_WC_SUCCESS)
-		return DONE;
-	if (j->r->qp->type == IBV_QPT_UD)
-		return do_datagram(j);
-	v = check_peer(j);
-	if (v == DONE && j->status == IBV_WC_SUCCESS)
-		switch (j->w->opcode) {
-		case IBV_WR_SEND:
-		case IBV_WR_SEND_WITH_IMM:
-			v = do_send(j);
-			break;
-		case IBV_WR_RDMA_WRITE:
-		case IBV_WR_RDMA_WRITE_WITH_IMM:
-			v = do_write(j, j->w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM);
-			break;
-		case IBV_WR_RDMA_READ:
-			v = do_read(j);
-			break;
-		default:
-			v = do_atomic(j);
-		}
-	if (j->r->qp->type == IBV_QPT_UC && (v != DONE || j->status == IBV_WC_RETRY_EXC_ERR)) {
-		j->status = IBV_WC_SUCCESS; /* nobody there, or no receive: lost, and nobody is told */
-		v = DONE;
-	}
-	return v;
 }
 
 /* ---- the send queue ----------------------------------------------------------------------- */
@@ -575,7 +174,7 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 			j.status = IBV_WC_WR_FLUSH_ERR;
 		} else if (state == IBV_QPS_RTS) {
 			j.claim = sn_claim_begin(ctx, r, t);
-			v = execute(&j);
+			v = sn_execute(&j);
 			sn_claim_end(j.claim);
 			if (v != DONE) {
 				if (keep_waiting(r, t, v)) {

@@ -25,6 +25,12 @@ static int fabric_fd = -1;
 static pid_t fabric_pid;
 static char directory[128];
 
+/* In a fresh child: another thread of the parent may have held it at the fork. */
+void sn_fabric_forked(void)
+{
+	pthread_mutex_init(&mutex, NULL);
+}
+
 int sn_fabric_path(char *buf, size_t size, const char *format, ...)
 {
 	va_list args;

@@ -243,7 +243,7 @@ struct sn_seg {
 	/* entries of each table that have memory behind them */
 	_Atomic uint32_t qp_limit, cq_limit, srq_limit, mr_limit;
 	struct sn_lock atomics; /* read-modify-writes on this context's memory */
-	uint32_t reserved;
+	_Atomic uint32_t claim_limit; /* no claim at or above this index was ever made */
 	SN_ALIGNED _Atomic uint64_t users[SN_SLOTS / 64]; /* slots that ever mapped this segment */
 	struct sn_pool pools[SN_POOLS];
 	struct sn_claim claims[SN_CLAIMS];

@@ -15,6 +15,7 @@ pid_t sn_pid;
 static void forked(void)
 {
 	sn_pid = getpid();
+	sn_fabric_forked();
 }
 
 __attribute__((constructor)) static void start(void)

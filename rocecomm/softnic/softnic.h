@@ -29,12 +29,12 @@ struct sn_peer {
 	int pid;
 	bool local;  /* of this process: plain memcpy reaches its memory */
 	bool readable; /* process_vm works */
-	bool dead;
+	_Atomic bool dead;
 	_Atomic uint32_t lock; /* of fifo[] and pool[] */
 	struct sn_seg *seg;
 	struct sn_mapping *mapping;
 	struct sn_peer *retired; /* an earlier owner of the same slot */
-	uint64_t next_probe; /* when its life is next looked at */
+	_Atomic uint64_t next_probe; /* when its life is next looked at */
 	struct { uint32_t number; int fd; } fifo[8];
 	struct { uint32_t serial; char *addr; uint64_t length; } pool[SN_POOLS];
 };
@@ -98,7 +98,7 @@ struct sn_priv_qp {
 	struct sn_qp *qp;
 	uint32_t index;
 	_Atomic uint32_t post_lock;
-	struct sn_peer *peer;
+	struct sn_peer *_Atomic peer;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 	uint32_t async_seen;
@@ -169,6 +169,7 @@ static inline void sn_pause(void)
 }
 
 /* ---- fabric.c */
+void sn_fabric_forked(void);
 int sn_fabric_join(struct sn_ctx *ctx);	  /* claims a slot, creates the segment */
 void sn_fabric_leave(struct sn_ctx *ctx); /* gives both back; the last one out removes all */
 bool sn_alive(sn_id id);
@@ -195,6 +196,8 @@ void sn_peers_free(struct sn_ctx *ctx);
 /* ---- mr.c */
 bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, uint64_t addr, uint64_t length,
 		  struct sn_mr *copy);
+
+/* ---- claim.c */
 struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t);
 void sn_claim_key(struct sn_claim *c, int side, uint32_t key);
 void sn_claim_end(struct sn_claim *c);

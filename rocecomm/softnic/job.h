@@ -1,0 +1,35 @@
+/* One work request on its way, between the send queue (exec.c) and the checks and copies that it
+ * goes through (respond.c). */
+#ifndef SN_JOB_H
+#define SN_JOB_H
+
+#include "softnic.h"
+
+enum verdict { DONE, WAIT_PEER, WAIT_RNR };
+
+struct job {
+	struct sn_ctx *ctx;
+	const struct sn_side *r, *t;
+	struct sn_swqe *w;
+	struct sn_claim *claim;
+	struct sn_piece near[SN_MAX_SGE + 1]; /* R's memory; one more for the header of a datagram */
+	int num_near;
+	enum ibv_wc_status status; /* what R is told */
+	bool fail_t;
+};
+
+/* Looks at both ends and moves the bytes. DONE leaves R's completion status in the job. */
+enum verdict sn_execute(struct job *j);
+bool sn_side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer *_Atomic *cached, struct sn_side *side);
+
+static inline bool is_atomic(uint32_t opcode)
+{
+	return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+static inline bool is_inbound(uint32_t opcode) /* the result is written into R's memory */
+{
+	return opcode == IBV_WR_RDMA_READ || is_atomic(opcode);
+}
+
+#endif
