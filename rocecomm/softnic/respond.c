@@ -84,7 +84,8 @@ static enum verdict check_peer(struct job *j)
 	t = j->t->qp;
 	state = atomic_load(&t->state);
 	epoch = atomic_load(&t->epoch);
-	if (j->t->peer && j->t->peer->dead)
+	/* A copy into mapped memory or a slot would succeed with nobody there to see it. */
+	if (j->t->peer && sn_peer_dead(j->t->peer, sn_now_coarse()))
 		return DONE;
 	if (r->sq.peer_epoch && r->sq.peer_epoch != epoch + 1)
 		return DONE; /* it was reset or destroyed since we met */

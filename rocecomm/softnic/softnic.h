@@ -151,6 +151,7 @@ struct sn_side {
 /* ---- lock.c */
 extern pid_t sn_pid; /* of this process, renewed after fork */
 uint64_t sn_now(void);
+uint64_t sn_now_coarse(void);
 bool sn_try_lock(struct sn_ctx *ctx, struct sn_lock *l);
 bool sn_lock(struct sn_ctx *ctx, struct sn_lock *l); /* false: the holder is stopped */
 void sn_unlock(struct sn_lock *l);
