@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint64_t
 from rocecomm.link.base cimport hold, mem_t, plain_array
 from rocecomm.link.core cimport (
-    F_ANYTAG, F_BLOCKING, F_OWN_MR, K_RECV, K_SEND, P_READY, R_CANCELLED, R_OK, S_ANNOUNCED, S_DONE, S_PULLING,
+    F_ANYTAG, F_BLOCKING, F_OWN_MR, F_WAITS, K_RECV, K_SEND, P_READY, R_CANCELLED, R_OK, S_ANNOUNCED, S_DONE, S_PULLING,
     S_QUEUED, engine_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_now, req_end, req_free,
     req_new, req_t, req_unregister, unlink)
 from rocecomm.link.engine cimport Engine
@@ -81,6 +81,10 @@ cdef class Communicator:
     def device(self):
         """Name of the RDMA device."""
         return self.engine.device
+
+    @property
+    def _engine(self):
+        return self.engine
 
     @property
     def config(self):
@@ -171,8 +175,7 @@ cdef class Communicator:
         r.peer = peer
         r.source = e.rank
         r.tag = tag
-        if blocking:
-            r.flags |= F_BLOCKING
+        r.flags = F_WAITS | F_BLOCKING if blocking else F_WAITS
         if entry is not None:
             r.lkey, r.rkey = entry.lkey, entry.rkey
             r.mr = <ibv_mr *><size_t>entry.handle

@@ -89,6 +89,7 @@ cdef enum:
     F_BLOCKING = 32         # its caller does nothing else until it ends
     F_ANNOUNCE = 64         # too large for a slot, or told to go by announcement
     F_IN_PULLS = 128        # in peer_t.pulls
+    F_WAITS = 512           # a blocking send: stays in the queue rather than be announced
     F_ZOMBIE = 256          # done, but its registration could not be removed yet
 
     # peer_t.state
@@ -165,7 +166,7 @@ ctypedef struct unx_t:
     uint64_t order
     uint32_t slot           # eager: where the payload lies
     req_t *local            # a message to oneself: the sending request, or NULL
-    char *copy              # eager to oneself: own copy
+    char *copy              # eager: payload in memory of its own
 
 ctypedef struct unx_list_t:
     unx_t *head
@@ -186,9 +187,9 @@ ctypedef struct ctl_t:
     uint32_t gen
     uint64_t req
     uint64_t size
-    uint32_t group
-    uint32_t root
-    uint32_t text           # bytes of engine_t.abort_text that follow the header
+    uint64_t other_req      # CYCLE: the sender's own request
+    uint32_t other_gen
+    uint32_t group          # ABORT
 
 ctypedef struct peer_t:
     int32_t rank
@@ -230,6 +231,7 @@ ctypedef struct peer_t:
     list_t pulls            # matched, not all reads posted
     list_t reading          # all reads posted, not all done
     unx_list_t unexpected
+    uint32_t in_slots       # of them in receive slots
     ctl_t *ctl_head
     ctl_t *ctl_tail
     uint32_t ctl_n
@@ -310,6 +312,8 @@ ctypedef struct engine_t:
     unx_t *unx_free
     ctl_t *ctl_free
     uint64_t unexpected     # messages stored
+    uint64_t stored         # bytes of them in memory of their own
+    uint64_t stored_limit
     uint64_t arrivals
     group_t *groups
     uint32_t n_groups

@@ -179,6 +179,8 @@ cdef class Engine(Base):
         e.spin_turns = 200 if self.local_ranks <= cores else 20
         e.beat_every = <int64_t>(wireup.beat_interval(config) * 1e9)
         e.linger = 200000
+        e.stored_limit = config.unexpected_limit
+        e.status.stamp = rc_stamp()
         for other in found:
             if other.rank != self.rank:
                 self.connect_peer(mine, other, config, port)

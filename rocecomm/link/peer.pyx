@@ -147,6 +147,18 @@ cdef void queue_ctl(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32_t
         drain_ctl(e, p)
 
 
+cdef void queue_cycle(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32_t gen,
+                      req_t *mine) noexcept nogil:
+    cdef ctl_t *c = new_ctl(e, p, kind)
+    if c != NULL:
+        c.req = req
+        c.gen = gen
+        c.size = mine.size
+        c.other_req = mine.id
+        c.other_gen = mine.gen
+        drain_ctl(e, p)
+
+
 cdef void queue_abort(engine_t *e, peer_t *p, uint32_t group) noexcept nogil:
     cdef ctl_t *c = new_ctl(e, p, ABORT)
     if c != NULL:
@@ -171,6 +183,8 @@ cdef bint drain_ctl(engine_t *e, peer_t *p) noexcept nogil:
         h.req = c.req
         h.gen = c.gen
         h.size = c.size
+        h.tag = c.other_req
+        h.seq = c.other_gen
         payload = NULL
         n = 0
         if c.kind == ABORT:

@@ -4,6 +4,7 @@
 One thread leads: it polls, then yields, then sleeps on the completion channel. The others
 wait for its signal, and one of them takes over when it leaves.
 """
+from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_COLL, P_READY, POLL_BATCH, S_DONE, TEXT_MAX, WR_RECV, abort_t, engine_t,
@@ -14,9 +15,10 @@ from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.peer cimport (
     beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
 from rocecomm.link.rendezvous cimport (
-    accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
+    accept, ask_cycle_back, deliver, disagrees, drain_pulls, drain_sends, on_cycle, on_done,
+    on_withdraw, on_withdrawn)
 from rocecomm.link.wire cimport (
-    ABORT, ANNOUNCE, ANSWER_MISMATCH, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION,
+    ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, GOODBYE, RC_MAGIC, RC_VERSION,
     WITHDRAW, WITHDRAWN, rc_header)
 from rocecomm.verbs.libibverbs cimport (
     IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc)
@@ -101,11 +103,20 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
             break_peer(e, p, -1, -1, 0, 12, h.size)     # ENOMEM
             return
         u.h = h[0]
-        if h.kind == EAGER:
-            u.slot = slot               # stays there until it is matched
-        else:
-            free_slot(e, p, slot, h.kind)
         store_unexpected(e, p, u)
+        if u.h.kind == ANNOUNCE:        # `h` is the device's again once its slot is free
+            if h.flags & FLAG_BLOCKING and p.announced.head != NULL:
+                ask_cycle_back(e, p, &u.h)
+            free_slot(e, p, slot, ANNOUNCE)
+        elif p.in_slots >= e.eager_grant // 2 and e.stored + h.size <= e.stored_limit:
+            u.copy = <char *>malloc(h.size + 1)
+            if u.copy != NULL:
+                memcpy(u.copy, <char *>h + sizeof(rc_header), h.size)
+                e.stored += h.size
+                free_slot(e, p, slot, EAGER)
+        if u.h.kind == EAGER and u.copy == NULL:
+            u.slot = slot               # stays there until it is matched: its sender feels it
+            p.in_slots += 1
         return
     if h.kind == DONE:
         on_done(e, p, h)
@@ -115,6 +126,8 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         on_withdrawn(e, h)
     elif h.kind == ABORT:
         on_abort(e, h)
+    elif h.kind == CYCLE or h.kind == CYCLE_YES:
+        on_cycle(e, p, h)
     elif h.kind == GOODBYE:
         leave_peer(e, p)
     free_slot(e, p, slot, h.kind)

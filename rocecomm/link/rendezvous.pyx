@@ -12,18 +12,18 @@
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_COLL, F_IN_PULLS, F_WITHDRAWING, P_READY, P_SELF, Q_READ, R_BROKEN,
-    R_CANCELLED, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED,
+    F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ, R_BROKEN,
+    R_CANCELLED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED,
     S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t,
     mark_dirty, peer_t, push, rc_now, req_end, req_find, req_register, req_t, slot_addr,
     uint32_t, unlink, unx_free, unx_new, unx_t)
 from rocecomm.link.match cimport (
     drop_unexpected, match_posted, match_unexpected, post_receive, repost_receive, store_unexpected)
 from rocecomm.link.peer cimport (
-    ctrl_credit, eager_credit, fail_group, free_slot, post_message, post_wr, queue_ctl, sq_room)
+    ctrl_credit, eager_credit, fail_group, free_slot, post_message, post_wr, queue_ctl, queue_cycle, sq_room)
 from rocecomm.link.wire cimport (
-    ANNOUNCE, ANSWER_FAILED, ANSWER_MISMATCH, ANSWER_OK, ANSWER_TRUNCATED, DONE, EAGER,
-    WITHDRAW, WITHDRAWN, dtypes_agree, rc_header, same_sig, sig_of, sig_t)
+    ANNOUNCE, ANSWER_FAILED, ANSWER_MISMATCH, ANSWER_OK, ANSWER_TRUNCATED, CYCLE, CYCLE_YES,
+    DONE, EAGER, FLAG_BLOCKING, WITHDRAW, WITHDRAWN, dtypes_agree, rc_header, same_sig, sig_of, sig_t)
 from rocecomm.verbs.libibverbs cimport (
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_READ, ibv_send_wr, ibv_sge)
 
@@ -80,6 +80,7 @@ cdef int announce(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     h.gen = r.gen
     h.addr = <uint64_t>r.buf
     h.rkey = r.rkey
+    h.flags = FLAG_BLOCKING if r.flags & F_BLOCKING else 0
     rc = post_message(e, p, &h, NULL, 0)
     if rc == 1:
         p.send_seq += 1
@@ -94,7 +95,9 @@ cdef int try_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     if not r.flags & F_ANNOUNCE:
         if eager_credit(p):
             return send_eager(e, p, r)
-        if rc_now() - r.t0 < e.linger:
+        # A blocking send waits for its credit: when the receiver stores its messages elsewhere
+        # it gives credits back, and an announcement would have to wait for the match.
+        if r.flags & F_WAITS or rc_now() - r.t0 < e.linger:
             return 0
         # The receiver stores as much as it may: it gets told, and pulls when it wants to.
         # Messages behind this one can still be matched.
@@ -110,6 +113,8 @@ cdef inline void sent(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     if r.flags & F_ANNOUNCE:
         r.state = S_ANNOUNCED
         push(&p.announced, r)
+        if r.flags & F_BLOCKING:
+            ask_cycle(e, p, r)
     else:
         r.got = r.size
         req_end(e, r, R_OK)
@@ -254,14 +259,9 @@ cdef void deliver(engine_t *e, peer_t *p, req_t *r, const rc_header *h,
 
 cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h) noexcept nogil:
     """An announcement reaches its receive: it is going to be pulled, or refused."""
-    cdef int status = verdict(r, h)
+    r.status = verdict(r, h)
     if p.state != P_READY:
         req_end(e, r, R_BROKEN)         # it left before we could pull
-        return
-    if status != R_OK or h.size == 0:
-        queue_ctl(e, p, DONE, h.req, h.gen, ANSWER_OK if status == R_OK else
-                  ANSWER_TRUNCATED if status == R_TRUNCATED else ANSWER_MISMATCH)
-        req_end(e, r, status)
         return
     r.state = S_PULLING
     r.r_addr = h.addr
@@ -283,6 +283,12 @@ cdef void drain_pulls(engine_t *e, peer_t *p, bint heavy) noexcept nogil:
     cdef uint64_t size
     while p.pulls.head != NULL and p.state == P_READY:
         r = p.pulls.head
+        if r.status != R_OK or r.other_size == 0:
+            unlink(&p.pulls, r)
+            queue_ctl(e, p, DONE, r.r_req, r.r_gen, ANSWER_OK if r.status == R_OK else
+                      ANSWER_TRUNCATED if r.status == R_TRUNCATED else ANSWER_MISMATCH)
+            req_end(e, r, r.status)
+            continue
         n = r.other_size - r.read_posted
         if n > PIECE:
             n = PIECE
@@ -346,10 +352,68 @@ cdef void on_withdraw(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil
         if r.r_req == h.req and r.r_gen == h.gen and r.read_posted == 0:
             unlink(&p.pulls, r)
             r.flags &= ~<uint32_t>F_IN_PULLS
+            r.status = R_OK
+            r.source = -1
             queue_ctl(e, p, WITHDRAWN, h.req, h.gen, 0)
             start_receive(e, r, True)
             return
         r = r.next
+
+
+# ------------------------------------------------- both block in sends to each other
+#
+# A blocking send that waits while a blocking one of the peer is stored here asks the peer:
+# "yours is stored here; is mine stored there, and do you still wait?" The question comes behind
+# the announcement, so the peer knows. If so both sends fail, and each side forgets the other's
+# announcement. A peer that had posted a receive before says nothing: it is reading already.
+
+cdef void ask_cycle(engine_t *e, peer_t *p, req_t *mine) noexcept nogil:
+    """`mine`, a blocking send, has just been announced."""
+    cdef unx_t *u = p.unexpected.head
+    while u != NULL:
+        if u.h.kind == ANNOUNCE and u.h.flags & FLAG_BLOCKING:
+            queue_cycle(e, p, CYCLE, u.h.req, u.h.gen, mine)
+            return
+        u = u.next
+
+
+cdef void ask_cycle_back(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
+    """A blocking announcement has just been stored."""
+    cdef req_t *r = p.announced.head
+    while r != NULL:
+        if r.flags & F_BLOCKING and not r.flags & F_WITHDRAWING:
+            queue_cycle(e, p, CYCLE, h.req, h.gen, r)
+            return
+        r = r.next
+
+
+cdef bint forget(engine_t *e, peer_t *p, uint64_t req, uint32_t gen) noexcept nogil:
+    cdef unx_t *u = p.unexpected.head
+    while u != NULL:
+        if u.h.kind == ANNOUNCE and u.h.req == req and u.h.gen == gen:
+            drop_unexpected(e, p, u)
+            unx_free(e, u)
+            return True
+        u = u.next
+    return False
+
+
+cdef void on_cycle(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
+    """CYCLE or CYCLE_YES; `req`/`gen` is our send, `tag`/`seq` the peer's."""
+    cdef req_t *r = req_find(e, h.req, h.gen)
+    if r != NULL and (r.state != S_ANNOUNCED or not r.flags & F_BLOCKING or r.peer != p.rank):
+        r = NULL
+    if h.kind == CYCLE and r == NULL:
+        return                          # ours has ended meanwhile
+    if not forget(e, p, h.tag, <uint32_t>h.seq) and h.kind == CYCLE:
+        return                          # matched already: no cycle
+    if r == NULL:
+        return
+    if h.kind == CYCLE:
+        queue_cycle(e, p, CYCLE_YES, h.tag, <uint32_t>h.seq, r)
+    unlink(&p.announced, r)
+    r.other_size = h.size
+    req_end(e, r, R_CYCLE)
 
 
 # ------------------------------------------------------------------ stored and to oneself
@@ -375,10 +439,12 @@ cdef void take_stored(engine_t *e, peer_t *p, unx_t *u, req_t *r) noexcept nogil
         deliver(e, p, r, &u.h, local.buf)
         local.got = local.size
         req_end(e, local, R_OK)
-    elif u.copy != NULL or p.state == P_SELF:
+    elif u.copy != NULL:
         deliver(e, p, r, &u.h, u.copy)
+        e.stored -= u.h.size
     elif u.h.kind == EAGER:
         deliver(e, p, r, &u.h, slot_addr(e, u.slot) + sizeof(rc_header))
+        p.in_slots -= 1
         free_slot(e, p, u.slot, EAGER)
     else:
         accept(e, p, r, &u.h)
@@ -392,6 +458,7 @@ cdef void send_self(engine_t *e, req_t *r) noexcept nogil:
     cdef req_t *to
     cdef unx_t *u
     fill_message(r, &h)
+    h.kind = EAGER
     h.source = <uint32_t>e.rank
     e.bytes_sent += r.size
     e.messages_sent += 1
@@ -413,9 +480,14 @@ cdef void send_self(engine_t *e, req_t *r) noexcept nogil:
             req_end(e, r, R_NOMEM)
             return
         memcpy(u.copy, r.buf, r.size)
+        e.stored += r.size
         r.got = r.size
         store_unexpected(e, p, u)
         req_end(e, r, R_OK)
+        return
+    if r.flags & F_BLOCKING:
+        unx_free(e, u)
+        req_end(e, r, R_CYCLE)          # nobody else is there to receive it
         return
     u.local = r
     u.h.req = r.id

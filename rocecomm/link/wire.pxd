@@ -76,6 +76,11 @@ cpdef enum Kind:
     CREDIT = 6          # gives back slots, nothing else
     ABORT = 7           # a collective failed; the payload says why
     GOODBYE = 8         # the sender closes; nothing follows
+    CYCLE = 9           # both block in sends to each other, is that so?
+    CYCLE_YES = 10      # it is: both sends have failed
+
+cpdef enum Flag:
+    FLAG_BLOCKING = 1   # the sender does nothing else until this is taken
 
 cpdef enum Answer:
     ANSWER_OK = 0
