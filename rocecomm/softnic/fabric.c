@@ -71,11 +71,14 @@ static int make_directory(void)
 	struct stat st;
 	snprintf(directory, sizeof(directory), "%.90s/rocecomm-%u", base && *base ? base : "/dev/shm", (unsigned)geteuid());
 	if (mkdir(directory, 0700) && errno != EEXIST)
-		return errno;
+		return sn_because(errno, "cannot create %s: %s; softnic needs a writable /dev/shm, or another place named by "
+					 "ROCECOMM_SOFT_DIR that all ranks share", directory, strerror(errno));
 	if (lstat(directory, &st))
 		return errno;
-	if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077))
-		return EPERM; /* somebody else's, or open to others: do not meet strangers there */
+	if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) /* do not meet strangers there */
+		return sn_because(EPERM, "%s is not a private directory of this user (owner %u, mode %o): remove it, or name "
+					 "another place by ROCECOMM_SOFT_DIR", directory, (unsigned)st.st_uid,
+				  (unsigned)st.st_mode & 07777);
 	return 0;
 }
 
@@ -114,6 +117,8 @@ static int open_fabric(void)
 	if (fabric)
 		return 0;
 	err = fallocate(fabric_fd, 0, 0, sizeof(struct sn_fabric)) ? errno : 0;
+	if (err)
+		sn_because(err, "no room for %zu bytes in %s", sizeof(struct sn_fabric), directory);
 	if (!err) {
 		fabric = mmap(NULL, sizeof(*fabric), PROT_READ | PROT_WRITE, MAP_SHARED, fabric_fd, 0);
 		if (fabric == MAP_FAILED) {
@@ -124,7 +129,7 @@ static int open_fabric(void)
 			fabric->next_slot = 1;
 			fabric->magic = SN_MAGIC;
 		} else if (fabric->magic != SN_MAGIC || fabric->version != SN_LAYOUT_VERSION) {
-			err = EPROTO; /* another version of the library runs there */
+			err = sn_because(EPROTO, "another version of softnic runs in %s: end its processes first", directory);
 		}
 	}
 	if (err)

@@ -277,7 +277,10 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 		priv->peer = NULL;
 		/* May we reach the peer's memory at all? Better said now than at the first message. */
 		if (qp->type != IBV_QPT_UD && sn_peer_side(priv, &peer) && peer.peer && !peer.peer->readable)
-			return EPERM;
+			return sn_because(EPERM, "the system does not let this process reach the memory of its peer, process %d "
+						 "(process_vm_readv refused): run both as the same user in one container, "
+						 "and allow it (kernel.yama.ptrace_scope=0, --cap-add=SYS_PTRACE)",
+					  peer.peer->pid);
 	}
 	atomic_compare_exchange_strong(&qp->state, &(uint32_t){ from }, to); /* an error meanwhile wins */
 	return 0;

@@ -15,7 +15,13 @@ static int back(struct sn_ctx *ctx, uint64_t at, uint64_t len)
 	do
 		r = fallocate(ctx->seg_fd, 0, (off_t)at, (off_t)len);
 	while (r < 0 && errno == EINTR);
-	return r < 0 ? errno : 0;
+	if (r == 0)
+		return 0;
+	int err = errno;
+	char path[192];
+	sn_fabric_path(path, sizeof(path), "seg-%u", ctx->id & (SN_SLOTS - 1));
+	return sn_because(err, "no room for another %llu bytes in %s: make /dev/shm larger (docker run --shm-size=...), ask for "
+			       "smaller queues, or name another place by ROCECOMM_SOFT_DIR", (unsigned long long)len, path);
 }
 
 struct sn_mapping *sn_mapping_new(struct sn_seg *seg)

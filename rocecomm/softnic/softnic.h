@@ -148,6 +148,9 @@ struct sn_side {
 	struct sn_peer *peer; /* NULL: the executor's own context */
 };
 
+/* ---- reason.c */
+int sn_because(int err, const char *format, ...) __attribute__((format(printf, 2, 3))); /* returns err */
+
 /* ---- lock.c */
 extern pid_t sn_pid; /* of this process, renewed after fork */
 uint64_t sn_now(void);
