@@ -270,7 +270,8 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 			atomic_store(&qp->state, IBV_QPS_ERR);
 		else
 			sn_qp_fail(priv->ctx, &own);
-		return 0;
+		/* from the return on nobody reads or writes our memory through this QP */
+		return sn_wait_claims(priv->ctx, qp->qpn, 0) ? 0 : EBUSY;
 	}
 	apply(priv, a, mask);
 	if (to == IBV_QPS_RTR) {
