@@ -23,6 +23,9 @@ cdef class Handle:
     cdef void leak(self) noexcept                   # could not be freed: keep memory for ever
 
 
+ctypedef const char *(*reason_fn)() noexcept
+
+cdef void use_reasons(reason_fn source) noexcept    # a provider that says why it refused
 cdef object verbs_error(str verb, int err, str device, str detail)
 cdef object u64(object value, str what)             # ValueError unless 0 <= value < 2**64
 cdef object u32(object value, str what)

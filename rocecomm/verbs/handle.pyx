@@ -167,11 +167,20 @@ cdef class Handle:
             f"queue pair numbers) instead")
 
 
+cdef reason_fn reason = NULL
+
+
+cdef void use_reasons(reason_fn source) noexcept:
+    global reason
+    reason = source
+
+
 cdef object verbs_error(str verb, int err, str device, str detail):
     name = _errno.errorcode.get(err, "?")
     text = f"{verb} failed on {device}: {strerror(err).decode()} ({name})"
-    if detail:
-        text += f": {detail}"
+    words = reason().decode("utf-8", "replace") if reason != NULL else ""
+    if words or detail:
+        text += ": " + "; ".join(part for part in (words, detail) if part)
     return VerbsError(text, verb=verb, errno=err, device=device)
 
 

@@ -7,6 +7,7 @@ Nothing is loaded at import, and nothing is ever unloaded.
 from libc.errno cimport EOPNOTSUPP, errno
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
+from rocecomm.verbs.handle cimport reason_fn, use_reasons
 from rocecomm.verbs.libibverbs cimport *
 
 import os
@@ -192,6 +193,9 @@ cdef class Provider:
         if p != NULL:
             t.alloc = <int (*)(ibv_context *, size_t, void **) noexcept nogil> p
             t.free = <int (*)(ibv_context *, void *, size_t) noexcept nogil> self.symbol("softnic_free", True)
+        p = self.symbol("softnic_reason", False)
+        if p != NULL:
+            use_reasons(<reason_fn> p)
         p = self.symbol("softnic_reg_is_free", False)
         if p != NULL:
             t.reg_is_free = <int (*)() noexcept nogil> p
