@@ -20,7 +20,7 @@ demo: ## train a model on 4 ranks over the user-space RDMA device, twice
 test: ## the test suite on soft0, the user-space device
 	@tools/setup.sh test torch mpi
 	@$(PY) tools/ctest.py
-	$(PYTEST) -q --ignore=tests/roce $(ARGS)
+	@bash -o pipefail -c '$(PYTEST) -q --ignore=tests/roce $(ARGS) 2>&1 | tee build/test.log'
 
 test-roce: ## the same suite on kernel Soft-RoCE in a virtual machine, and interoperability
 	@tools/setup.sh test torch roce
