@@ -3,7 +3,7 @@
 ``ROCECOMM_TEST_DEVICE`` names the device (default ``soft0``), ``ROCECOMM_TEST_SLOW`` is a
 factor for all time limits (a virtual machine, a sanitizer), and ``ROCECOMM_TEST_SIZES``
 is ``full`` or ``small``. ``ROCECOMM_TEST_REPORT=FILE`` writes how many tests with the
-``device`` fixture ran, as JSON.
+``device`` fixture ran, as JSON, and FILE.log each test's time as it ends.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ import pytest
 import worlds
 
 DEVICE = os.environ.get("ROCECOMM_TEST_DEVICE", "soft0")
+REPORT = os.environ.get("ROCECOMM_TEST_REPORT")
 SLOW = float(os.environ.get("ROCECOMM_TEST_SLOW", "1"))
 SMALL = os.environ.get("ROCECOMM_TEST_SIZES", "full") == "small"
 ROOT = Path(__file__).resolve().parent.parent
@@ -128,16 +129,19 @@ def pytest_runtest_makereport(item, call):
     if "device" in names or "world" in names:
         if report.when == "call" or report.skipped or report.failed:
             _outcomes[item.nodeid] = report.outcome
+    # line by line, so that it says where the time went even if the session is cut off
+    if REPORT and (report.when == "call" or report.outcome != "passed"):
+        with open(f"{REPORT}.log", "a") as log:
+            log.write(f"{report.duration:8.2f} {report.outcome} {item.nodeid}\n")
 
 
 def pytest_sessionfinish(session, exitstatus):
-    target = os.environ.get("ROCECOMM_TEST_REPORT")
-    if target and not hasattr(session.config, "workerinput"):
+    if REPORT:
         ran = sum(o != "skipped" for o in _outcomes.values())
         summary = {"device": DEVICE, "total": len(_outcomes), "ran": ran,
                    "skipped": sorted(i for i, o in _outcomes.items() if o == "skipped"),
                    "collected": session.testscollected, "exit": int(exitstatus)}
-        Path(target).write_text(json.dumps(summary, indent=1))
+        Path(REPORT).write_text(json.dumps(summary, indent=1))
 
 
 def pytest_terminal_summary(terminalreporter):

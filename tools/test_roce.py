@@ -30,12 +30,12 @@ def fail(text):
 
 def main(arguments):
     OUT.mkdir(parents=True, exist_ok=True)
-    for name in ("junit.xml", "report.json", "pytest.log"):
+    for name in ("junit.xml", "report.json", "report.json.log", "pytest.log"):
         (OUT / name).unlink(missing_ok=True)
     command = [
         str(ROOT / "tools/vm.sh"), "--timeout", str(LIMIT), "--out", str(OUT), "--",
         "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no",
-        f"--junitxml={OUT / 'junit.xml'}", "--durations=15", *arguments]
+        f"--junitxml={OUT / 'junit.xml'}", *arguments]
     env = dict(os.environ, ROCECOMM_TEST_DEVICE=DEVICE, ROCECOMM_TEST_REPORT=str(OUT / "report.json"))
     env.pop("ROCECOMM_IB_HCA", None)
     start = time.monotonic()
