@@ -79,6 +79,25 @@ def parent_identity():
     return f"{parent}-{start_time(parent)}"
 
 
+def ancestor_identity(variable):
+    """The nearest ancestor that was started without an environment variable, which is the
+    launcher that set it: the same for all its ranks, through any wrapper script. None if
+    /proc does not say."""
+    wanted = variable.encode() + b"="
+    pid = os.getppid()
+    while pid > 0:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                words = file.read().split(b"\0")
+            if not any(word.startswith(wanted) for word in words):
+                return f"{pid}-{start_time(pid)}"
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, IndexError, ValueError):
+            return None
+    return None
+
+
 def start_time(pid):
     """When a process started, in clock ticks since boot; "0" if it cannot be known."""
     try:
@@ -134,16 +153,19 @@ def _from_torchrun(environ):
             and (environ.get("MASTER_ADDR") or environ.get("TORCHELASTIC_RUN_ID"))):
         return None
     world = _number(environ, "WORLD_SIZE")
-    local = environ.get("LOCAL_WORLD_SIZE")
+    local = _optional(environ, "LOCAL_WORLD_SIZE")
     address = (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "0"))
     agent = environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true"
+    one_host = None if local is None else local == world
     key = "torch-{}-{}-{}-{}".format(
         environ.get("TORCHELASTIC_RUN_ID", "none"), *address,
         environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    return Launch("torchrun" if agent else "RANK and WORLD_SIZE",
-                  _number(environ, "RANK"), world, _optional(environ, "LOCAL_RANK"),
-                  key, None if local is None else int(local) == world,
-                  (address[0], _number(environ, "MASTER_PORT")) if agent else None)
+    # On one host the agent's process tells the job apart, and torch need not be imported.
+    launcher = ancestor_identity("TORCHELASTIC_RUN_ID") if agent and one_host else None
+    store = (address[0], _number(environ, "MASTER_PORT")) if agent and not launcher else None
+    return Launch("torchrun" if agent else "RANK and WORLD_SIZE", _number(environ, "RANK"),
+                  world, _optional(environ, "LOCAL_RANK"), f"{key}-{launcher}", one_host,
+                  store)
 
 
 def _from_open_mpi(environ):

@@ -1,5 +1,9 @@
 """Which launcher started us, from the environment alone."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from rocecomm.bootstrap.environ import check_range, detect
@@ -30,8 +34,11 @@ def test_nothing_is_a_world_of_one():
 def test_torchrun():
     launch = found(TORCHRUN)
     assert launch[:4] == ("torchrun", 2, 4, 2)
-    assert launch.one_host is True and launch.torch_store == ("node0", 29500)
-    assert found({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}).one_host is False
+    # On one host files do, keyed by the agent; across hosts the agent's store has the word.
+    assert launch.one_host is True and launch.torch_store is None
+    assert found(TORCHRUN) == launch
+    across = found({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"})
+    assert across.one_host is False and across.torch_store == ("node0", 29500)
     assert found({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"}).key != launch.key
     by_hand = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR",
                                                  "MASTER_PORT")}
@@ -52,6 +59,30 @@ def test_slurm():
     batch_script = {k: v for k, v in SLURM.items() if k != "SLURM_STEP_ID"}
     assert found(batch_script).launcher == "alone"      # sbatch's own shell is no task
     assert found({**SLURM, "SLURM_STEP_NUM_TASKS": "4"}).world_size == 4
+
+
+IDENTITY = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+if len(sys.argv) == 3:                  # the launcher
+    rank = {**os.environ, "TORCHELASTIC_RUN_ID": "x"}
+    direct = [sys.executable, "-c", sys.argv[2], sys.argv[1], "", ""]
+    wrapped = ["sh", "-c", '"$0" "$@"; true', *direct]
+    for command in (direct, wrapped):
+        print(subprocess.run(command, env=rank, capture_output=True, text=True).stdout.strip())
+    print(os.getpid())
+else:                                   # a rank
+    from rocecomm.bootstrap.environ import ancestor_identity
+    print(ancestor_identity("TORCHELASTIC_RUN_ID"))
+"""
+
+
+def test_the_launchers_identity_is_found_through_wrappers():
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run([sys.executable, "-c", IDENTITY, root, IDENTITY], text=True,
+                          capture_output=True, timeout=30)
+    direct, wrapped, pid = done.stdout.split()
+    assert direct == wrapped and direct.split("-")[0] == pid
 
 
 def test_order():
