@@ -1,0 +1,281 @@
+"""Threads, signals, fork, the end of the interpreter, leaks (cases of theme H)."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from rocecomm import ClosedError
+from worlds import ROOT, rank_environment
+
+
+# ---------------------------------------------------------------------------- threads, H1 H8
+
+def counts_meanwhile(comm):
+    if comm.rank == 1:
+        time.sleep(1.2)
+        comm.send(np.ones(1), 0)
+        comm.send(np.ones(1 << 18), 0)
+        return None
+    got, count = np.zeros(1), 0
+
+    def blocks():
+        comm.recv(got, 1)
+        comm.recv(np.zeros(1 << 18), 1)
+    thread = threading.Thread(target=blocks)
+    thread.start()
+    time.sleep(0.1)
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        count += 1
+    thread.join(10)
+    assert got[0] == 1 and not thread.is_alive()
+    return count
+
+
+def test_other_threads_run_while_one_waits(world, scale):
+    assert world(2, counts_meanwhile)[0] > 100_000 / scale.time
+
+
+def many_threads(comm, threads, rounds, largest):
+    other = 1 - comm.rank
+    failures = []
+
+    def talk(tag):
+        rng = np.random.default_rng(tag)
+        try:
+            for i in range(rounds):
+                n = int(rng.integers(0, 64) if i % 4 else rng.integers(0, largest))
+                out, got = np.full(n, (tag * 7 + i + comm.rank) & 255, "u1"), np.zeros(n, "u1")
+                if (tag + comm.rank) % 2:
+                    sending = comm.isend(out, other, tag=tag)
+                    assert comm.recv(got, other, tag=tag) == n
+                    sending.wait()
+                else:
+                    assert comm.sendrecv(out, other, got, other, tag, tag) == n
+                assert (got == ((tag * 7 + i + other) & 255)).all()
+        except BaseException as error:
+            failures.append((tag, repr(error)))
+    crowd = [threading.Thread(target=talk, args=(tag,)) for tag in range(threads)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join(60)
+    assert not failures, failures
+    assert not any(thread.is_alive() for thread in crowd)
+
+
+@pytest.mark.timeout(120)
+def test_eight_threads_each_with_its_tag(world, scale):
+    world(2, many_threads, 8, scale.rounds(300, 20), 1 << 20 if scale.bytes > 1 << 20 else 1 << 16,
+          timeout=100)
+
+
+# --------------------------------------------------------------------------------- signals, H2
+
+def interrupted(comm, what):
+    if comm.rank == 1:
+        time.sleep(2.5)
+        comm.send(np.ones(4), 0, tag=1)
+        return None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    data = np.zeros(1 << 18)
+    with pytest.raises(KeyboardInterrupt):
+        if what == "recv":
+            comm.recv(data, 1)
+        elif what == "send":
+            comm.send(data, 1)
+        else:
+            comm.irecv(data, 1).wait()
+    took = time.monotonic() - start - 0.5
+    got = np.zeros(4)
+    comm.recv(got, 1, tag=1)
+    assert (got == 1).all()
+    return took
+
+
+@pytest.mark.parametrize("what", ["recv", "send", "wait"])
+def test_ctrl_c_ends_a_wait(world, scale, what):
+    assert world(2, interrupted, what)[0] < (1.0 if what != "send" else 2.0) * scale.time
+
+
+def handled(comm):
+    if comm.rank == 1:
+        time.sleep(1)
+        comm.send(np.ones(4), 0)
+        return None
+    calls = []
+    signal.signal(signal.SIGUSR2, lambda *_: calls.append(1))
+    stop = threading.Event()
+
+    def bother():
+        while not stop.wait(0.01):
+            os.kill(os.getpid(), signal.SIGUSR2)
+    thread = threading.Thread(target=bother)
+    thread.start()
+    got = np.zeros(4)
+    comm.recv(got, 1)
+    stop.set()
+    thread.join()
+    assert (got == 1).all()
+    return len(calls)
+
+
+def test_signal_handlers_run_and_the_wait_goes_on(world):
+    assert world(2, handled)[0] >= 5
+
+
+# ------------------------------------------------------------------------------------ idle, H9
+
+def idle(comm, seconds):
+    if comm.rank == 1:
+        time.sleep(seconds)
+        comm.send(np.ones(4), 0)
+        return None
+    before = time.process_time()
+    comm.recv(np.zeros(4), 1)
+    return time.process_time() - before
+
+
+def test_a_waiting_rank_costs_little(world, scale):
+    assert world(2, idle, 3.0)[0] < 0.15 * scale.time
+
+
+# ------------------------------------------------------------------------------------ fork, B10
+
+def forks(comm):
+    other = 1 - comm.rank
+    held = np.zeros(50000)
+    pending = comm.irecv(held, other, tag=3)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            try:
+                comm.send(np.zeros(1), other)
+            except ClosedError as error:
+                code = 0 if "parent" in str(error) else 2
+            comm.close()
+            del pending
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    for i in range(100):
+        got = np.zeros(64, "u1")
+        comm.sendrecv(np.full(64, i, "u1"), other, got, other)
+        assert (got == i).all()
+    comm.isend(np.ones(50000), other, tag=3).wait()
+    pending.wait()
+    assert (held == 1).all()
+
+
+def test_a_forked_child_cannot_harm_the_parent(world):
+    world(2, forks)
+
+
+# --------------------------------------------------------------------------------- exit, H4 C11
+
+ENDINGS = {
+    "end of script": ("", 0), "sys.exit(3)": ("sys.exit(3)", 3),
+    "uncaught": ("raise ZeroDivisionError('mine')", 1), "os._exit": ("os._exit(0)", 0),
+    "in a cycle": ("class A: pass\na = A(); a.me = a; a.comm = comm; del comm, a", 0),
+    "closed before": ("comm.close()", 0),
+    "a thread waits": ("import threading\nt = threading.Thread(target=lambda: comm.recv(x, 1 - comm.rank,"
+                       " tag=77), daemon=True); t.start(); time.sleep(0.2)", 0),
+}
+
+SCRIPT = """
+import os, sys, time
+import numpy as np
+import rocecomm
+comm = rocecomm.init()
+other = 1 - comm.rank
+x, big = np.zeros(4), np.zeros(1 << 18)
+comm.sendrecv(x, other, np.zeros(4), other)
+pending = comm.irecv(np.zeros(4), other, tag=5)
+if comm.rank == 0:
+    comm.send(np.full(1 << 17, 3.0), 1, tag=6)
+else:
+    time.sleep(0.3)
+    comm.recv(big, 0, tag=6)
+    assert (big[:1 << 17] == 3).all()
+%s
+"""
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_end_of_the_interpreter(device, scale, tmp_path, name):
+    code, expected = ENDINGS[name]
+    (tmp_path / "s.py").write_text(SCRIPT % code)
+    start = time.monotonic()
+    ranks = [subprocess.Popen([sys.executable, tmp_path / "s.py"], cwd=ROOT, text=True,
+                              env=rank_environment(r, 2, tmp_path, device),
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for r in range(2)]
+    try:
+        for rank in ranks:
+            out, err = rank.communicate(timeout=40 * scale.time)
+            assert rank.returncode == expected, err
+            if name == "uncaught":
+                assert err.count("Traceback") == 1 and "ZeroDivisionError: mine" in err
+            elif name != "a thread waits":
+                assert err == ""
+            assert out == "" and "Exception ignored" not in err
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.wait()
+    assert time.monotonic() - start < 15 * scale.time
+
+
+def test_import_has_no_side_effects():
+    code = ("import os, threading, logging, sys\nbefore = dict(os.environ), os.listdir('/proc/self/fd')\n"
+            "import numpy\nfds = os.listdir('/proc/self/fd'); n = len(os.listdir('/proc/self/task'))\n"
+            "import rocecomm\n"
+            "assert dict(os.environ) == before[0] and os.listdir('/proc/self/fd') == fds\n"
+            "assert len(os.listdir('/proc/self/task')) == n and not logging.getLogger().handlers\n"
+            "assert 'libsoftnic' not in open('/proc/self/maps').read()\n")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+# -------------------------------------------------------------------------------- leaks, H6
+
+def usage():
+    with open("/proc/self/maps") as f:
+        maps = sum(1 for _ in f)
+    with open("/proc/self/statm") as f:
+        resident = int(f.read().split()[1]) * 4096
+    return maps, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident
+
+
+def connect_and_close(peers, rounds):
+    import rocecomm
+    levels = []
+    for i in range(rounds):
+        with rocecomm.init(peers.rank, peers.size, job_id=f"round-{os.getppid()}-{i}",
+                           timeout=20) as comm:
+            got = np.zeros(4)
+            other = 1 - peers.rank
+            comm.sendrecv(np.full(4, i, "f8"), other, got, other)
+            assert (got == i).all()
+        if i == 10 or i == rounds - 1:
+            levels.append(usage())
+    return levels
+
+
+@pytest.mark.timeout(200)
+def test_many_rounds_of_connecting_leave_nothing(world, scale):
+    rounds = scale.rounds(2000, 40)
+    for first, last in world(2, connect_and_close, rounds, plain=True, timeout=180):
+        assert last[0] - first[0] < 100, "maps"
+        assert last[1] == first[1], "file descriptors"
+        assert last[2] == first[2], "threads"
+        assert last[3] - first[3] < 20 << 20, "resident memory"
