@@ -215,7 +215,8 @@ def main(argv=None):
     nbytes = options.size * options.iters * 2
     print(f"{nbytes} bytes in {seconds:.2f} seconds = {nbytes * 8 / seconds / 1e6:.2f} Mbit/sec")
     if options.iters:
-        print(f"{options.iters} iters in {seconds:.2f} seconds = {seconds * 1e6 / options.iters:.2f} usec/iter")
+        each = seconds * 1e6 / options.iters
+        print(f"{options.iters} iters in {seconds:.2f} seconds = {each:.2f} usec/iter")
     return 0
 
 

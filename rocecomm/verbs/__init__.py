@@ -11,11 +11,10 @@ A child takes its parents in the constructor and keeps them alive. Every object 
 ``close()``, ``closed`` and is a context manager. Nothing is loaded or opened at import.
 """
 
-from rocecomm.enums import *  # noqa: F401,F403  (libibverbs' names, the module's whole point)
-from rocecomm.enums import __all__ as _enums
+from rocecomm import enums as _enums
+from rocecomm.enums import *  # noqa: F403  (libibverbs' names, the module's whole point)
 from rocecomm.verbs.ah import AH
-from rocecomm.verbs.attrs import (AHAttr, AsyncEvent, DeviceAttr, GIDEntry, PortAttr, QPAttr,
-                                  SRQAttr)
+from rocecomm.verbs.attrs import AHAttr, AsyncEvent, DeviceAttr, GIDEntry, PortAttr, QPAttr, SRQAttr
 from rocecomm.verbs.buffer import Buffer
 from rocecomm.verbs.buffer import py_acquire as acquire
 from rocecomm.verbs.columns import RECV_WR_DTYPE, SEND_WR_DTYPE, SGE_DTYPE, WC_DTYPE
@@ -31,5 +30,6 @@ __all__ = [
     "AH", "AHAttr", "AsyncEvent", "Buffer", "CQ", "CompChannel", "Context", "Device",
     "DeviceAttr", "GIDEntry", "MR", "Memory", "PD", "PortAttr", "QP", "QPAttr",
     "RECV_WR_DTYPE", "SEND_WR_DTYPE", "SGE", "SGE_DTYPE", "SRQ", "SRQAttr", "WC", "WC_DTYPE",
-    "acquire", "devices", "open_device", *_enums,
+    "acquire", "devices", "open_device",
 ]
+__all__ += _enums.__all__

@@ -1,10 +1,19 @@
 """Plain records that the query verbs return; they can be pickled and compared."""
 
 import ipaddress
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
-from rocecomm.enums import (AtomicCap, DeviceCap, EventType, GIDType, LinkLayer, MTU, PortState,
-                            QPState, QPType)
+from rocecomm.enums import (
+    MTU,
+    AtomicCap,
+    DeviceCap,
+    EventType,
+    GIDType,
+    LinkLayer,
+    PortState,
+    QPState,
+    QPType,
+)
 
 __all__ = ["DeviceAttr", "PortAttr", "GIDEntry", "AHAttr", "QPAttr", "SRQAttr", "AsyncEvent"]
 
@@ -90,7 +99,7 @@ class GIDEntry(NamedTuple):
 class AHAttr(NamedTuple):
     """Path to a peer (``struct ibv_ah_attr``). ``dgid`` of 16 bytes makes it global (RoCE)."""
 
-    dgid: Optional[bytes] = None
+    dgid: bytes | None = None
     sgid_index: int = 0
     port_num: int = 1
     dlid: int = 0

@@ -76,7 +76,7 @@ def test_memmap_read_only(tmp_path):
                                   "np.rollaxis(np.zeros((2, 3, 4)), 2)"])
 def test_strided_is_refused(view):
     a = np.arange(24, dtype="i4").reshape(4, 6)
-    v = eval(view)
+    v = eval(view, {"a": a, "np": np})
     for writable in (False, True):
         with pytest.raises(BufferError, match="contiguous|Fortran|reversed"):
             acquire(v, writable)
@@ -90,7 +90,7 @@ def test_strided_is_refused(view):
                                   "a[0:1, 1:3]", "a[:0, ::2]", "a[1:2, 3:4].T"])
 def test_size_one_axes_are_contiguous(view):
     a = np.arange(24, dtype="i4").reshape(4, 6)
-    v = eval(view)
+    v = eval(view, {"a": a, "np": np})
     for obj in (v, memoryview(v)):
         b = acquire(obj)
         assert b.nbytes == v.nbytes and b.shape == v.shape and same_bytes(b, v.tobytes())

@@ -20,7 +20,8 @@ def test_no_extension_needs_libibverbs():
     libraries = sorted(PACKAGE.rglob("*.so"))
     assert len(libraries) > 10
     for lib in libraries:
-        out = subprocess.run(["nm", "-D", "--undefined-only", lib], capture_output=True, text=True, check=True)
+        out = subprocess.run(["nm", "-D", "--undefined-only", lib], capture_output=True, text=True,
+                             check=True)
         assert not re.search(r"\bU _?ibv_", out.stdout), lib
         needed = subprocess.run(["readelf", "-d", lib], capture_output=True, text=True, check=True).stdout
         assert "ibverbs" not in needed, lib
@@ -52,7 +53,8 @@ def test_enums_agree_with_the_header(tmp_path):
     assert len(names) > 180
     source = tmp_path / "t.c"
     lines = "".join(f'printf("{n} %lld\\n", (long long)({n}));\n' for n in names)
-    source.write_text(f"#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {{\n{lines}return 0;}}")
+    head = "#include <stdio.h>\n#include <infiniband/verbs.h>\nint main(void) {\n"
+    source.write_text(head + lines + "return 0;\n}\n")
     cc = shutil.which("gcc") or shutil.which("cc")
     subprocess.run([cc, "-w", "-O0", str(source), "-o", str(tmp_path / "t")], check=True)
     out = subprocess.run([tmp_path / "t"], capture_output=True, text=True, check=True).stdout

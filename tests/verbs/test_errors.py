@@ -106,7 +106,7 @@ def test_error_at_the_responder_flushes_its_receives(device, scale):
 
 def test_reset_drops_everything(device, scale):
     with Pair(device) as (a, b):
-        for i in range(3):
+        for _ in range(3):
             a.qp.post_recv(None)
         a.qp.post_send(SEND, None)
         a.qp.modify(v.IBV_QPS_RESET)

@@ -16,7 +16,7 @@ SEND = v.IBV_WR_SEND
 
 def test_armed_queue_makes_one_event(device, scale):
     with Pair(device, channel=True) as (a, b):
-        for i in range(4):
+        for _ in range(4):
             b.qp.post_recv(None)
         b.recv_cq.req_notify()
         assert b.channel.get_event(0) is None

@@ -155,7 +155,7 @@ def test_keys_do_not_come_back_at_once(pd):
         mr = v.MR(pd, a, ALL)
         keys.append(mr.rkey)
         mr.close()
-    assert all(x != y for x, y in zip(keys, keys[1:]))
+    assert all(x != y for x, y in zip(keys, keys[1:], strict=False))
 
 
 # --------------------------------------------------------------------------- B6
@@ -187,7 +187,7 @@ def test_eight_threads_register_the_same_memory(pd, scale):
                 rnd.shuffle(mine)
                 for mr in mine:
                     mr.close()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the test shows it
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
@@ -204,7 +204,7 @@ import ctypes, resource, sys
 class Head(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 class Caps(ctypes.Structure):
-    _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+    _fields_ = [(name, ctypes.c_uint32) for name in ("effective", "permitted", "inheritable")]
 libc = ctypes.CDLL(None, use_errno=True)
 head, caps = Head(0x20080522, 0), (Caps * 2)()
 assert libc.capget(ctypes.byref(head), caps) == 0
@@ -229,7 +229,8 @@ ctx.close()
 
 
 def test_locked_memory_limit(device):
-    done = subprocess.run([sys.executable, "-c", LIMIT, device], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", LIMIT, device], capture_output=True, text=True,
+                          timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
     provider = [d.provider for d in v.devices() if d.name == device][0]
     assert done.stdout.strip() == ("unlimited" if provider == "softnic" else "limited")

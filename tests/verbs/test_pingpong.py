@@ -8,11 +8,11 @@ import sys
 import time
 
 import pytest
+from verbs.pair import gid_of
 
 from rocecomm import pingpong
 from rocecomm.errors import RocecommError
 from rocecomm.verbs import devices, provider
-from verbs.pair import gid_of
 
 OURS = [sys.executable, "-m", "rocecomm.pingpong"]
 
@@ -91,7 +91,8 @@ def test_with_the_c_program(device, scale, theirs, role, flags):
 
 
 def test_errors_are_one_line(device):
-    for args, text in ((["-d", "nosuch7"], "'nosuch7' cannot be used"), (["-m", "1500"], "1500 bytes does not exist"),
+    for args, text in ((["-d", "nosuch7"], "'nosuch7' cannot be used"),
+                       (["-m", "1500"], "1500 bytes does not exist"),
                        (["-d", device, "-p", str(free_port()), "127.0.0.1"], "refused"),
                        (["-d", device, "-g", "9999"], "ibv_query_gid")):
         done = subprocess.run([*OURS, *args], capture_output=True, text=True, timeout=200)
@@ -101,8 +102,8 @@ def test_errors_are_one_line(device):
 def test_a_stranger_on_the_port(device, scale):
     """A client that is no pingpong is refused with what it said."""
     port = free_port()
-    s = subprocess.Popen([*OURS, "-d", device, "-p", str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                         text=True)
+    s = subprocess.Popen([*OURS, "-d", device, "-p", str(port)], stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True)
     listening(port, s, 20 * scale.time)
     with socket.create_connection(("127.0.0.1", port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example.org\r\nAccept: */*\r\n\r\n")

@@ -276,7 +276,7 @@ def test_srq_serves_several_queue_pairs(device, scale):
     hub = End(device, srq=dict(max_wr=16))
     qps = [hub.qp] + [v.QP(hub.pd, hub.send_cq, hub.recv_cq, srq=hub.srq) for _ in range(2)]
     spokes = [End(device, ctx=hub.ctx) for _ in qps]
-    for qp, s in zip(qps, spokes):
+    for qp, s in zip(qps, spokes, strict=True):
         hub.qp = qp
         hub.connect(s.address())
         s.connect((qp.qp_num, hub.gid.gid))

@@ -1,0 +1,1 @@
+# nothing but C-level functions; see dlpack.pxd
