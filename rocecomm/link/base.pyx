@@ -8,7 +8,7 @@ from libc.stdlib cimport calloc, free
 from rocecomm.link.core cimport (
     F_ANYTAG, F_COLL, F_ORPHAN, F_ZOMBIE, K_RECV, K_SEND, P_BROKEN, P_LEFT, P_READY, P_SELF,
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER,
-    R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, find_group, group_t,
+    R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, find_group, free_all, group_t,
     pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
     pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_now, rc_stamp, req_end, req_free,
     sig_t, status_t, uint32_t, unlink)
@@ -98,6 +98,7 @@ cdef class Base:
         if self.e != NULL and not self.foreign and not self.is_open:
             pthread_cond_destroy(&self.e.cond)
             pthread_mutex_destroy(&self.e.mutex)
+            free_all(self.e)
             free(self.e)
         self.e = NULL
 

@@ -264,6 +264,7 @@ cdef class Engine(Base):
             p.qpn = qp.qp.qp_num
             p.max_inline = qp.max_inline_data if inline else 0
             p.sq_depth = depth
+            p.sq_signal = <uint32_t>0xFFFFFFFF      # none yet
             p.sq = <sqe_t *>calloc(depth, sizeof(sqe_t))
             if p.sq == NULL:
                 raise MemoryError("no memory for the send queues")
@@ -468,6 +469,24 @@ cdef class Engine(Base):
     def closed(self):
         return not self.is_open
 
+    def peers(self):
+        """State of every connection, for debugging: list of dicts."""
+        cdef int i
+        cdef peer_t *p
+        out = []
+        for i in range(self.size):
+            p = &self.e.peers[i]
+            out.append({
+                "rank": p.rank, "state": p.state, "sq": (p.sq_tail, p.sq_head),
+                "eager": (p.eager_sent, p.eager_acked, p.eager_credits),
+                "ctrl": (p.ctrl_sent, p.ctrl_acked, p.ctrl_credits),
+                "freed": (p.eager_freed, p.ctrl_freed), "seq": (p.send_seq, p.recv_seq),
+                "sends": p.sends.n, "announced": p.announced.n, "posted": p.posted.n,
+                "pulls": p.pulls.n, "reading": p.reading.n, "unexpected": p.unexpected.n,
+                "ctl": p.ctl_n, "dirty": bool(p.dirty), "heartbeats": p.status_n,
+                "strangers": self.e.strangers})
+        return out
+
     # -------------------------------------------------------------------------- close
     def __del__(self):
         if self.is_open:
@@ -570,6 +589,18 @@ cdef void end_all(engine_t *e, peer_t *p) noexcept nogil:
         end_one(e, &p.reading, p.reading.head)
 
 
+cdef bint announced_for_use(engine_t *e, peer_t *p) noexcept nogil:
+    """Whether the peer may still want an announced message: none of a group that failed."""
+    cdef req_t *r = p.announced.head
+    cdef group_t *g
+    while r != NULL:
+        g = find_group(e, r.group, False) if r.flags & F_COLL else NULL
+        if g == NULL or not g.aborted:
+            return True
+        r = r.next
+    return False
+
+
 cdef bint busy(engine_t *e) noexcept nogil:
     cdef int i
     cdef peer_t *p
@@ -577,11 +608,11 @@ cdef bint busy(engine_t *e) noexcept nogil:
         p = &e.peers[i]
         if p.state != P_READY:
             continue
-        if (p.sends.head != NULL or p.announced.head != NULL or p.pulls.head != NULL
+        if (p.sends.head != NULL or announced_for_use(e, p) or p.pulls.head != NULL
                 or p.reading.head != NULL or p.ctl_head != NULL or p.goodbye_due):
             return True
         # entries behind the last signalled one are never reported; GOODBYE is signalled
-        if p.sq_tail != p.sq_head and e.closing and p.sq_signal - p.sq_tail < p.sq_depth:
+        if p.sq_tail != p.sq_head and e.closing and p.sq_signal - p.sq_tail < p.sq_head - p.sq_tail:
             return True
     return False
 
