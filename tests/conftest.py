@@ -77,10 +77,15 @@ def world(device):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "roce: needs kernel Soft-RoCE or a NIC; run by make test-roce")
+    config.addinivalue_line("markers", "stress: long; run by make stress, or when asked for with -m")
     faulthandler.enable()
 
 
 def pytest_collection_modifyitems(config, items):
+    if not config.option.markexpr:
+        long = [item for item in items if item.get_closest_marker("stress")]
+        items[:] = [item for item in items if item not in long]
+        config.hook.pytest_deselected(items=long)
     base = float(config.getini("timeout") or 60)
     for item in items:
         mark = item.get_closest_marker("timeout")
@@ -92,7 +97,8 @@ def pytest_collection_modifyitems(config, items):
 
 # Worlds of this session meet in a folder of their own: other programs of this user are not
 # disturbed, and what is left in it is ours. Ranks and scripts inherit the variable.
-SHM = Path(tempfile.mkdtemp(prefix="rocecomm-test-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+SHM_ROOT = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+SHM = Path(tempfile.mkdtemp(prefix="rocecomm-test-", dir=SHM_ROOT))
 os.environ["ROCECOMM_SOFT_DIR"] = str(SHM)
 
 # a killed process cleans nothing up: its memory is reclaimed by whoever comes next
@@ -111,7 +117,7 @@ def shared_memory_is_clean():
     try:
         if left:
             subprocess.run([sys.executable, "-c", NEXT_START], cwd=ROOT, check=True, timeout=60 * SLOW)
-            left = [str(p) for p in SHM.rglob("*") if not p.is_dir() and p.stat().st_size > 4096 or p.is_fifo()]
+            left = [p for p in SHM.rglob("*") if p.is_fifo() or (p.is_file() and p.stat().st_size > 4096)]
         assert not left, f"left in shared memory: {sorted(map(str, left))}"
     finally:
         shutil.rmtree(SHM, ignore_errors=True)

@@ -20,6 +20,7 @@ PACKAGE = ROOT / "rocecomm"
 PYX = sorted(PACKAGE.rglob("*.pyx"))
 SHARED = sorted(p for p in PACKAGE.rglob("*.so"))
 MAX_LINES = 520
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def name_of(path):
@@ -176,9 +177,9 @@ def test_stub_beside_extension_names_what_is_there(path):
     classes, names = {}, set()
     for node in ast.parse(stub.read_text()).body:
         if isinstance(node, ast.ClassDef):
-            classes[node.name] = {n.name for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+            classes[node.name] = {n.name for n in node.body if isinstance(n, FUNCTION)}
             names.add(node.name)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        elif isinstance(node, FUNCTION):
             names.add(node.name)
     missing = [n for n in public(names) if not hasattr(module, n)]
     assert not missing, f"in the stub, not in the module: {missing}"

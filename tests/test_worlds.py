@@ -49,7 +49,8 @@ def test_hang_shows_stacks_and_ends_processes():
 
 
 def test_death():
-    assert worlds.run_world(2, die, device=None, plain=True, mortal=[1]) == ["alive", worlds.Died(signal.SIGKILL)]
+    got = worlds.run_world(2, die, device=None, plain=True, mortal=[1])
+    assert got == ["alive", worlds.Died(signal.SIGKILL)]
     with pytest.raises(worlds.RankError, match="killed by SIGKILL"):
         worlds.run_world(2, die, device=None, plain=True)
 
