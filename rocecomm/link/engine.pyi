@@ -4,7 +4,11 @@ Ranks are world ranks. Buffers are `rocecomm.verbs.buffer.Buffer`s (or anything 
 `acquire` takes); `offset` and `nbytes` choose a part of one, in bytes.
 """
 from typing import Any, Iterable
+from ..config import Config
+from .base import Base
 from .request import Request
+
+CLOSE_LIMIT: float
 
 class Signature:
     """What all ranks of a group must agree on for one collective. Made by `coll_begin`."""
@@ -17,10 +21,9 @@ class Signature:
     group: int
     def __str__(self) -> str: ...
 
-class Engine:
-    rank: int
-    size: int
-    device: str
+class Engine(Base):
+    def __init__(self, config: Config, group: Any, context: Any = None, port: int | None = None) -> None:
+        """Opens the device (or takes `context` and `port`) and connects to all ranks of `group`."""
 
     # ---- collectives: messages that carry a signature, in a tag space of their own
     def coll_begin(self, op: int | str, dtype: int | str, count: int, reduction: int | str = 0,
@@ -62,4 +65,10 @@ class Engine:
     def counters(self) -> dict:
         """`bytes_sent`, `bytes_received`, `messages_sent`, `messages_received`,
         `seconds` (inside blocking calls)."""
+    def describe(self) -> dict:
+        """What wire-up agreed on: rank -> wireup.Agreement."""
+    def peers(self) -> list[dict]:
+        """State of every connection, for debugging."""
+    @property
+    def closed(self) -> bool: ...
     def close(self) -> None: ...

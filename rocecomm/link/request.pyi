@@ -1,5 +1,5 @@
 """Requests: transfers in flight."""
-from typing import Any, Generator
+from typing import Any
 
 class Request:
     """A send or receive in flight. It holds the buffer until the transfer has ended.
@@ -28,4 +28,3 @@ class Request:
     def tag(self) -> int: ...
     @property
     def error(self) -> BaseException | None: ...
-    def __await__(self) -> Generator[Any, None, int]: ...

@@ -1,0 +1,1 @@
+"""State of one communicator as C structures; nothing for Python."""

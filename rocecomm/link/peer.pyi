@@ -1,0 +1,1 @@
+"""One connection: send queue, credits, its end; nothing for Python."""

@@ -1,0 +1,1 @@
+"""Polling, dispatching, waiting; nothing for Python."""

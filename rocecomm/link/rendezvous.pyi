@@ -1,0 +1,1 @@
+"""How one message travels; nothing for Python."""
