@@ -5,7 +5,7 @@ RANKS ?= 4
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-roce test-c asan tsan bench lint clean
+.PHONY: help demo test test-roce stress test-c asan tsan bench lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,10 @@ test: ## the test suite on soft0, the user-space device
 test-roce: ## the same suite on kernel Soft-RoCE in a virtual machine, and interoperability
 	@tools/setup.sh test torch roce
 	@$(PY) tools/test_roce.py $(ARGS)
+
+stress: ## the tests that take long
+	@tools/setup.sh test torch mpi
+	$(PYTEST) -q -m stress $(ARGS)
 
 test-c: ## the C tests of softnic; SAN=address,undefined or SAN=thread adds sanitizers
 	@tools/setup.sh

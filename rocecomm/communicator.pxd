@@ -4,7 +4,7 @@ from rocecomm.link.engine cimport Engine
 from rocecomm.verbs.buffer cimport Buffer
 
 cdef class Communicator:
-    cdef Engine engine
+    cdef readonly Engine engine
     cdef object coll
     cdef readonly object group
     cdef object __weakref__

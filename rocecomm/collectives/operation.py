@@ -25,7 +25,7 @@ class Operation:
         self.end = None if timeout is None else time.monotonic() + timeout
         self._scratch_of = scratch
         self.scratch = None
-        self._receives = []
+        self._requests = []
 
     def take_scratch(self, nbytes):
         """Scratch memory of at least ``nbytes``, as ``self.scratch``; its address."""
@@ -33,8 +33,10 @@ class Operation:
         return self.scratch.address
 
     def send(self, buffer, dst, step, start, stop):
-        return self.engine.coll_isend(self.sig, buffer, dst, step, start * self.itemsize,
-                                      (stop - start) * self.itemsize)
+        request = self.engine.coll_isend(self.sig, buffer, dst, step, start * self.itemsize,
+                                         (stop - start) * self.itemsize)
+        self._requests.append(request)
+        return request
 
     def recv(self, buffer, src, step, start, stop):
         return self.recv_bytes(buffer, src, step, start * self.itemsize,
@@ -42,7 +44,7 @@ class Operation:
 
     def recv_bytes(self, buffer, src, step, offset, nbytes):
         request = self.engine.coll_irecv(self.sig, buffer, src, step, offset, nbytes)
-        self._receives.append(request)
+        self._requests.append(request)
         return request
 
     def wait(self, requests):
@@ -57,8 +59,9 @@ class Operation:
 
     def give_up(self, error):
         """After an error in the middle: tell the others, who would wait for this rank in
-        vain, and take back the receives, so that nothing late lands in the user's memory."""
-        for request in self._receives:
+        vain, and take back what is under way, so that nothing late lands in the user's
+        memory and closing need not wait for it."""
+        for request in self._requests:
             if not request.done:
                 request.cancel()
         if not isinstance(error, (MismatchError, PeerDeadError)):
