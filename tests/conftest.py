@@ -4,6 +4,7 @@
 factor for all time limits (a virtual machine, a sanitizer), and ``ROCECOMM_TEST_SIZES``
 is ``full`` or ``small``. ``ROCECOMM_TEST_REPORT=FILE`` writes how many tests with the
 ``device`` fixture ran, as JSON, and FILE.log each test's time as it ends.
+``ROCECOMM_TEST_ONLY_DEVICE=1`` leaves out the tests that use no device.
 """
 
 import dataclasses
@@ -82,6 +83,10 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    if os.environ.get("ROCECOMM_TEST_ONLY_DEVICE"):
+        keep = [i for i in items if uses_device(i) or "roce" in i.path.parts]
+        config.hook.pytest_deselected(items=[i for i in items if i not in keep])
+        items[:] = keep
     if not config.option.markexpr:
         long = [item for item in items if item.get_closest_marker("stress")]
         items[:] = [item for item in items if item not in long]
@@ -128,11 +133,14 @@ def shared_memory_is_clean():
 _outcomes = {}
 
 
+def uses_device(item):
+    return "device" in getattr(item, "fixturenames", ())
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    names = getattr(item, "fixturenames", ())
-    if "device" in names or "world" in names:
+    if uses_device(item):
         if report.when == "call" or report.skipped or report.failed:
             _outcomes[item.nodeid] = report.outcome
     # line by line, so that it says where the time went even if the session is cut off

@@ -2,8 +2,9 @@
 
     test_roce.py [PYTEST ARGUMENT...]
 
-Boots the machine with tools/vm.sh and runs in it every test, tests/roce (interoperability
-with programs of rdma-core) included, on rxe0. Pytest's own output is shown; its junit
+Boots the machine with tools/vm.sh and runs in it, on rxe0, every test that uses the
+``device`` fixture, and tests/roce: interoperability with programs of rdma-core. (Tests that
+use no device would do the same there as in make test, 20 times slower.) Pytest's own output is shown; its junit
 file, report and log end up in build/roce. Exit status: pytest's, or 1 where the machine
 did not boot, no test ran, or fewer than 90 % of the tests that use the ``device`` fixture
 ran (not skipped) on rxe0 (only checked when the whole suite runs).
@@ -36,7 +37,8 @@ def main(arguments):
         str(ROOT / "tools/vm.sh"), "--timeout", str(LIMIT), "--out", str(OUT), "--",
         "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no",
         f"--junitxml={OUT / 'junit.xml'}", *arguments]
-    env = dict(os.environ, ROCECOMM_TEST_DEVICE=DEVICE, ROCECOMM_TEST_REPORT=str(OUT / "report.json"))
+    env = dict(os.environ, ROCECOMM_TEST_DEVICE=DEVICE, ROCECOMM_TEST_REPORT=str(OUT / "report.json"),
+               ROCECOMM_TEST_ONLY_DEVICE="1")
     env.pop("ROCECOMM_IB_HCA", None)
     start = time.monotonic()
     with subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
