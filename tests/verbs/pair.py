@@ -12,7 +12,7 @@ WRITE = v.IBV_ACCESS_REMOTE_WRITE
 READ = v.IBV_ACCESS_REMOTE_READ
 ATOMIC = v.IBV_ACCESS_REMOTE_ATOMIC
 ALL = LOCAL | WRITE | READ | ATOMIC
-WITHIN = 20.0       # seconds that a completion may take, before the device's factor
+WITHIN = 6.0        # seconds that a completion may take, before the device's factor
 
 
 def gid_of(ctx):
