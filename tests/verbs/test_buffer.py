@@ -400,3 +400,30 @@ def test_acquire_does_not_import_torch():
             "assert 'torch' not in sys.modules, 'torch was imported'")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ten_thousand_refused_tensors():
+    """A14: each deleter runs exactly once, accepted or refused; nothing grows."""
+    base = np.zeros(1 << 18, "f4")
+    good = Producer(address(base), (1 << 18,), keep=base)
+    opaque = Producer(address(base), (1 << 18,), code=3, bits=64, versioned=True, keep=base)
+    for _ in range(5000):
+        acquire(good, True)
+        with pytest.raises(BufferError, match="opaque"):
+            acquire(opaque)
+    gc.collect()
+    assert good.deleted == good.made == opaque.deleted == opaque.made == 5000
+
+
+def test_speed_of_the_common_case():
+    """Taking hold of an array is cheap enough to do for every small message."""
+    import time
+    a = np.zeros(8, "f4")
+    best = 1.0
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(500):
+            acquire(a, True)
+        best = min(best, (time.perf_counter() - start) / 500)
+    print(f"acquire: {best * 1e9:.0f} ns")
+    assert best < 50e-6

@@ -108,3 +108,29 @@ def test_no_reference_is_left_behind():
         acquire(t, True)
     gc.collect()
     assert sys.getrefcount(t) == before
+
+
+def resident():
+    import os
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_ten_thousand_tensors(device, scale):
+    """A14: registering and dropping tensors gives the memory back."""
+    from rocecomm import verbs as v
+    with v.open_device(device) as ctx:
+        pd = v.PD(ctx)
+
+        def rounds(n):
+            for i in range(n):
+                t = torch.empty(1 << 18)
+                mr = v.MR(pd, t if i % 2 else t.__dlpack__())
+                if i % 3:
+                    mr.close()
+                del mr, t
+
+        rounds(20)
+        before = resident()
+        rounds(scale.rounds(10_000, 200))
+        assert resident() - before < 50 << 20

@@ -206,7 +206,7 @@ def test_two_threads_post_on_one_queue_pair(ends, scale):
             for _ in range(rounds):
                 a.qp.post_send_array(s)
                 done.wait(0.0005)
-        except BaseException as error:  # noqa: BLE001 - the test shows it
+        except BaseException as error:
             errors.append(error)
 
     done, errors, seen = threading.Event(), [], []

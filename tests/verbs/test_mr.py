@@ -187,7 +187,7 @@ def test_eight_threads_register_the_same_memory(pd, scale):
                 rnd.shuffle(mine)
                 for mr in mine:
                     mr.close()
-        except BaseException as error:  # noqa: BLE001 - the test shows it
+        except BaseException as error:
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
