@@ -210,9 +210,10 @@ cdef class Communicator:
         cdef bint over
         with nogil:
             pthread_mutex_lock(&e.mutex)
-            poll_once(e, True)
-            if r.state != S_DONE:
-                withdraw(e, r)
+            if not e.closing:
+                poll_once(e, True)
+                if r.state != S_DONE:
+                    withdraw(e, r)
             while r.state != S_DONE and rc_now() < limit and not e.closing:
                 poll_once(e, True)
                 pthread_mutex_unlock(&e.mutex)
@@ -318,7 +319,8 @@ cdef class Communicator:
         cdef bint over
         with nogil:
             pthread_mutex_lock(&e.mutex)
-            poll_once(e, True)
+            if not e.closing:
+                poll_once(e, True)
             if unpost_receive(e, r):
                 req_end(e, r, R_CANCELLED)
             while r.state != S_DONE and rc_now() < limit and not e.closing:

@@ -314,15 +314,20 @@ cdef class Base:
             with nogil:
                 pthread_mutex_lock(&self.e.mutex)
                 answers = p.status_n
-                beat(self.e, p, True)
+                if not self.e.closing:
+                    beat(self.e, p, True)
                 pthread_mutex_unlock(&self.e.mutex)
             give_up = rc_now() + 250000000
-            while p.status_n == answers and p.state == P_READY and rc_now() < give_up:
+            while (p.status_n == answers and p.state == P_READY and rc_now() < give_up
+                   and not self.e.closing):
                 time.sleep(0.001)
                 with nogil:
                     pthread_mutex_lock(&self.e.mutex)
-                    poll_once(self.e, True)
+                    if not self.e.closing:      # else the queues are close()'s
+                        poll_once(self.e, True)
                     pthread_mutex_unlock(&self.e.mutex)
+            if self.e.closing:
+                return self.closed_error(what)
             if p.state != P_READY:
                 return self.peer_error(rank, what)
             if p.status_n == answers:

@@ -7,7 +7,7 @@ wait for its signal, and one of them takes over when it leaves.
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_COLL, P_READY, POLL_BATCH, S_DONE, TEXT_MAX, WR_RECV, abort_t, engine_t,
+    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, TEXT_MAX, WR_RECV, abort_t, engine_t,
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
     pthread_mutex_lock, pthread_mutex_unlock, rc_cond_wait, rc_now, rc_stamp, req_t,
     retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
@@ -243,6 +243,16 @@ cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
         retry_zombies(e)
 
 
+cdef bint lingers(engine_t *e) noexcept nogil:
+    """Whether a small isend waits for a credit and will be announced after a while."""
+    cdef peer_t *p = e.dirty
+    while p != NULL:
+        if p.sends.head != NULL and not p.sends.head.flags & (F_WAITS | F_ANNOUNCE):
+            return True
+        p = p.next_dirty
+    return False
+
+
 cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     """Sleeps until a completion, a wake-up, `until`, or a short while has passed. Called and left
     with the mutex held."""
@@ -261,8 +271,8 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
         ms = NAP_MS
     if ms <= 0:
         return 0
-    if e.dirty != NULL and ms > 1:
-        ms = 1                          # something waits for a credit and then for its linger
+    if ms > 1 and lingers(e):
+        ms = 1
     fds[0].fd = e.channel_fd
     fds[0].events = POLLIN
     fds[0].revents = 0
