@@ -206,7 +206,8 @@ def _hint(int err, unsigned int bits, size_t nbytes):
                 "'ulimit -l', is unlimited here): close registrations that are no longer needed")
     if err == EFAULT:
         return ("; part of the memory is not mapped, or is mapped read-only while the access "
-                "rights ask to write")
+                "rights ask to write, or is a file mapped read-only and shared, which Linux before "
+                "6.2 refuses: map it copy-on-write (numpy.memmap mode 'c'), or copy it")
     if err == EINVAL and bits & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC) and \
             not bits & IBV_ACCESS_LOCAL_WRITE:
         return "; REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE as well"

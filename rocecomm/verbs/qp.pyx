@@ -406,9 +406,12 @@ cdef class QP(Handle):
             detail += (f"; the queue takes {self.max_send_wr} requests and is full: poll for "
                        f"completions first (unsignaled requests count until a later signaled one "
                        f"completes), or make it larger")
+        elif err == EINVAL and self.qp.state != IBV_QPS_RTS:
+            detail += (f"; the queue pair is in state {_state_name(self.qp.state)}, sending needs "
+                       f"RTS")
         elif err == EINVAL:
-            detail += (f"; the queue pair is in state {_state_name(self.qp.state)}, it must be in "
-                       f"RTS, and inline data must fit {self.max_inline_data} bytes")
+            detail += (f"; the request itself is wrong: inline data must fit "
+                       f"{self.max_inline_data} bytes, and an atomic needs 8 aligned bytes")
         return verbs_error("ibv_post_send", err, self.device_name(), detail)
 
     def __repr__(self):

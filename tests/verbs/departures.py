@@ -8,6 +8,12 @@ Seen with Linux 6.1. soft0 follows the specification; a test that meets one of t
   LOC_LEN_ERR).
 * ``late-recv``: a receive posted to a queue pair in state ERR is never flushed
   (specification: it completes with WR_FLUSH_ERR).
+* ``alignment``: an atomic on an unaligned address is refused when it is posted, with EINVAL
+  (specification: the responder answers REM_INV_REQ_ERR).
+* ``local-key``: a wrong key or missing right of local memory ends with LOC_QP_OP_ERR where it
+  is the source of a send or write, or the target of a receive (specification: LOC_PROT_ERR).
+* ``shared-file``: memory of a file that is mapped read-only and shared cannot be
+  registered, EFAULT (a limit of Linux before 6.2, for every device of the kernel).
 """
 
 VENDOR = 0xFFFFFF       # what rxe puts into ibv_device_attr.vendor_id
