@@ -10,6 +10,7 @@ Nothing here reads the environment at import; :meth:`Config.from_env` does.
 
 import dataclasses
 import difflib
+import logging
 import math
 import numbers
 import os
@@ -192,10 +193,6 @@ class Config:
         "UNEXPECTED_LIMIT", _size(0, 1 << 40), 64 << 20,
         "bytes of messages without a matching receive that a rank stores; beyond it they "
         "stay at the sender")
-    connect_all: int = _setting(
-        "CONNECT_ALL", _integer(0, 1 << 20), 64,
-        "worlds up to this size connect every pair at init, larger ones on first use",
-        wire=True)
     reg_cache: int = _setting(
         "REG_CACHE", _size(0, 1 << 50), 1 << 30,
         "bytes of registrations kept for reuse where registering costs something")
@@ -233,7 +230,7 @@ class Config:
 
     log_level: str = _setting(
         "LOG_LEVEL", _choice("error", "warning", "info", "debug"), "warning",
-        "what the logger 'rocecomm' says")
+        "level of the logger 'rocecomm'; when set, it also writes to stderr")
 
     #: Where each value that is not a default came from: field name -> text.
     sources: dict = dataclasses.field(default_factory=dict, compare=False, repr=False)
@@ -278,6 +275,18 @@ class Config:
         """A copy with ``changes``, whose provenance is ``source``."""
         return dataclasses.replace(
             self, sources={**self.sources, **dict.fromkeys(changes, source)}, **changes)
+
+    def logger(self):
+        """The logger ``rocecomm``. Untouched, unless the level was set on purpose: then it
+        has that level, and a handler for stderr if the program configured none."""
+        logger = logging.getLogger("rocecomm")
+        if "log_level" in self.sources:
+            logger.setLevel(self.log_level.upper())
+            if not logger.hasHandlers():
+                handler = logging.StreamHandler()
+                handler.setFormatter(logging.Formatter("%(name)s %(levelname)s: %(message)s"))
+                logger.addHandler(handler)
+        return logger
 
     def wire_settings(self):
         """What must be the same on all ranks: environment name -> text."""

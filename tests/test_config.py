@@ -1,12 +1,18 @@
 """Settings: parsing, refusal that says what is allowed, provenance, agreement."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from rocecomm import config, errors
 from rocecomm.config import Config, check_timeout
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_defaults_and_provenance():
@@ -130,3 +136,41 @@ def test_error_bases_follow_the_design():
         assert issubclass(cls, base) and issubclass(cls, errors.RocecommError)
     with pytest.raises(TypeError, match="no detail"):
         errors.PeerDeadError("x", pear=1)
+
+
+LOGGING = """
+import logging, sys
+from rocecomm import bootstrap
+from rocecomm.config import Config
+if "configured" in sys.argv:
+    logging.basicConfig(format="mine %(message)s", level="INFO")
+bootstrap.join(Config.from_env(), 0, 1).store.close()
+print(len(logging.getLogger("rocecomm").handlers), len(logging.getLogger().handlers))
+"""
+
+
+@pytest.mark.parametrize("level, argument, handlers, stderr", [
+    (None, "", "0 0", ""), ("warning", "", "1 0", ""),
+    ("info", "", "1 0", "rocecomm INFO: rank 0 of 1 joined"),
+    ("info", "configured", "0 1", "mine rank 0 of 1 joined")])
+def test_logging_is_left_alone_unless_asked_for(level, argument, handlers, stderr):
+    env = {**os.environ, **({"ROCECOMM_LOG_LEVEL": level} if level else {})}
+    done = subprocess.run([sys.executable, "-c", LOGGING, argument], env=env, text=True,
+                          capture_output=True, timeout=30, cwd=ROOT)
+    assert done.stdout.strip() == handlers and done.stderr.startswith(stderr)
+    assert bool(done.stderr) == bool(stderr)
+
+
+def test_the_reference_page_has_every_setting():
+    page = (ROOT / "docs/reference/configuration.md").read_text()
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert list(rows) == [field.metadata["env"] for field in config.settings()]
+    for field in config.settings():
+        assert rows[field.metadata["env"]] == config_row(field)
+
+
+def config_row(field):
+    default = "unset" if field.default is None else str(field.default)
+    cells = [f"`{field.metadata['env']}`", f"`{field.name}`", field.metadata["parse"].allowed,
+             default, "yes" if field.metadata["wire"] else "", field.metadata["doc"]]
+    return "| " + " | ".join(cells) + " |"

@@ -139,7 +139,7 @@ def test_many_come_and_go_at_once(base):
                 store.set(f"here/{rank}", b"x")
                 store.wait([f"here/{r}" for r in range(members)], 20)
                 store.close()
-        except Exception as error:  # noqa: BLE001 - reported below
+        except Exception as error:
             failures.append(error)
 
     threads = [threading.Thread(target=member, args=(rank,)) for rank in range(4)]

@@ -49,7 +49,7 @@ class Client(threading.Thread):
             client = ClientStore(*self.args)
             self.result = self.work(client)
             client.close()
-        except Exception as error:  # noqa: BLE001 - the test looks at it
+        except Exception as error:
             self.error = error
 
 
