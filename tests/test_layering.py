@@ -67,8 +67,9 @@ def imported(path):
             parts = [*package[: len(package) - dots + 1], *filter(None, [module.lstrip(".")])]
             module = ".".join(parts)
         if module == "rocecomm" or (dots and not match["from"].strip(".")):
-            for name in re.findall(r"\w+", match["names"].replace("(", "")):
-                yield f"{module}.{name}"
+            for name in match["names"].strip(" ()").split(","):
+                if name.split():
+                    yield f"{module}.{name.split()[0]}"
         else:
             yield module
 
