@@ -338,7 +338,7 @@ def _parse(field, name, value):
 
 
 #: Variables of the project that are no settings: the tests' and the launchers' own.
-_OTHER_PREFIXES = ("ROCECOMM_TEST_", "ROCECOMM_SOFT_")
+_OTHER_PREFIXES = ("ROCECOMM_TEST_", "ROCECOMM_SOFT", "ROCECOMM_BUILD_")
 
 
 def unknown_variables(environ=None):

@@ -156,8 +156,9 @@ class Job:
             return                              # we are ending already
         self.status = code
         living = self.size - len(self.codes)
+        others = f"{living} others have" if living > 1 else "the other one has"
         self._say(f"rank {rank} of {self.size} ended with {how}"
-                  + (f"; the other {living} have {self.grace:g} s to end" if living else ""))
+                  + (f"; {others} {self.grace:g} s to end" if living else ""))
         self._end, self._next = time.monotonic() + self.grace, signal.SIGTERM
 
     def _escalate(self):
