@@ -8,11 +8,14 @@ Each is linked against libsoftnic.so and has 30 s (``ROCECOMM_TEST_SLOW`` multip
 are then errors too. Exit status: 1 if any test failed or nothing was there to run.
 """
 
+import atexit
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,6 +94,10 @@ def main(words):
     counts = {"ok": 0, "skip": 0, "FAIL": 0}
     with ThreadPoolExecutor(2) as pool:
         built = list(pool.map(lambda s: build(s, lib), sources))
+    shm_root = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    shm = tempfile.mkdtemp(prefix="rocecomm-ctest-", dir=shm_root)
+    os.environ["ROCECOMM_SOFT_DIR"] = shm  # apart from other programs of this user
+    atexit.register(shutil.rmtree, shm, ignore_errors=True)
     for source, binary, words_of_cc in built:
         if words_of_cc:
             print(words_of_cc)
