@@ -391,6 +391,13 @@ cdef class Communicator:
         """Moves all pending traffic once; returns how many completions there were."""
         return self.engine.progress()
 
+    def trim(self):
+        """Gives up registrations that are kept for reuse; arrays can be resized again then.
+
+        Nothing to do on devices where registering costs nothing.
+        """
+        self.engine.trim()
+
     # --------------------------------------------------------------------- collectives
     def all_reduce(self, buf, op="sum", *, out=None, timeout=USE_CONFIG):
         """Combines `buf` of all ranks element by element; see ``rocecomm.collectives``."""

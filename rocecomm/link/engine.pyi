@@ -65,6 +65,8 @@ class Engine(Base):
     def counters(self) -> dict:
         """`bytes_sent`, `bytes_received`, `messages_sent`, `messages_received`,
         `seconds` (inside blocking calls)."""
+    def trim(self) -> None:
+        """Empties the registration cache."""
     def describe(self) -> dict:
         """What wire-up agreed on: rank -> wireup.Agreement."""
     def peers(self) -> list[dict]:

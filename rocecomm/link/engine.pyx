@@ -453,6 +453,11 @@ cdef class Engine(Base):
         self.leave()
         return n
 
+    def trim(self):
+        """Empties the registration cache."""
+        if self.cache is not None:
+            self.cache.trim(0)
+
     def counters(self):
         """Bytes, messages and seconds in blocking calls since the start: dict."""
         cdef engine_t *e = self.e

@@ -270,7 +270,8 @@ cdef void read_done(engine_t *e, peer_t *p, req_t *r, uint32_t length, bint good
     p.reads_out -= 1
     if good:
         r.read_done += length
-    if p.state == P_BROKEN:
+    # a peer that left takes no more reads; what was posted before may still be answered
+    if p.state == P_BROKEN or (p.state == P_LEFT and r.flags & F_IN_PULLS):
         if r.reads_out == 0:            # the device writes nothing any more
             unlink(&p.pulls if r.flags & F_IN_PULLS else &p.reading, r)
             req_end(e, r, R_BROKEN)
@@ -424,6 +425,7 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
     end_list(e, &p.sends, R_BROKEN)
     end_list(e, &p.announced, R_BROKEN)
     end_list(e, &p.posted, R_BROKEN)
+    end_pulls(e, &p.pulls)
     end_any(e)
 
 

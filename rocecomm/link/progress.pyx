@@ -7,7 +7,7 @@ wait for its signal, and one of them takes over when it leaves.
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, TEXT_MAX, WR_RECV, abort_t, engine_t,
+    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_RECV, abort_t, engine_t,
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
     pthread_mutex_lock, pthread_mutex_unlock, rc_cond_wait, rc_now, rc_stamp, req_t,
     retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
@@ -210,7 +210,8 @@ cdef bint all_done(engine_t *e, req_t **reqs, int n, bint any_) noexcept nogil:
             if any_:
                 return True
         else:
-            if reqs[i].flags & F_COLL:
+            # what is being read is waited for: nothing may land in the buffer later
+            if reqs[i].flags & F_COLL and reqs[i].state != S_PULLING:
                 g = find_group(e, reqs[i].group, False)
                 if g != NULL and g.aborted:
                     return True

@@ -12,7 +12,7 @@
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ, R_BROKEN,
+    F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ, R_ABORTED, R_BROKEN,
     R_CANCELLED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED,
     S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t,
     mark_dirty, peer_t, push, rc_now, req_end, req_find, req_register, req_t, slot_addr,
@@ -51,6 +51,14 @@ cdef void fill_message(req_t *r, rc_header *h) noexcept nogil:
 
 
 # ----------------------------------------------------------------------- sending side
+
+cdef inline bint group_failed(engine_t *e, req_t *r) noexcept nogil:
+    cdef group_t *g
+    if not r.flags & F_COLL:
+        return False
+    g = find_group(e, r.group, False)
+    return g != NULL and g.aborted
+
 
 cdef int send_eager(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     cdef rc_header h
@@ -123,6 +131,9 @@ cdef inline void sent(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
 cdef void start_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     """Sends, or queues behind what waits already. Ends `r` at once if the peer is gone."""
     cdef int rc = 0
+    if group_failed(e, r):
+        req_end(e, r, R_ABORTED)
+        return
     r.state = S_QUEUED
     if r.size > e.eager_limit:
         r.flags |= F_ANNOUNCE
@@ -421,7 +432,11 @@ cdef void on_cycle(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
 cdef void start_receive(engine_t *e, req_t *r, bint again) noexcept nogil:
     """Takes the stored message that matches, else waits for one (`again`: in its old place)."""
     cdef peer_t *p = NULL
-    cdef unx_t *u = match_unexpected(e, r, &p)
+    cdef unx_t *u
+    if group_failed(e, r):
+        req_end(e, r, R_ABORTED)
+        return
+    u = match_unexpected(e, r, &p)
     if u != NULL:
         take_stored(e, p, u, r)
     elif r.peer >= 0 and e.peers[r.peer].state != P_READY and e.peers[r.peer].state != P_SELF:

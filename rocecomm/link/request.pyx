@@ -3,7 +3,7 @@
 cimport cython
 from rocecomm.link.base cimport Base, hold, mem_t
 from rocecomm.link.core cimport (
-    F_ANYTAG, F_COLL, F_OWN_MR, K_RECV, K_SEND, S_ANNOUNCED, S_DONE, S_QUEUED, R_CANCELLED,
+    F_ANYTAG, F_COLL, F_OWN_MR, K_RECV, K_SEND, S_DONE, S_PULLING, R_CANCELLED,
     find_group, group_t, pthread_mutex_lock, pthread_mutex_unlock, req_end, req_free, req_new,
     req_t, sig_t)
 from rocecomm.link.match cimport unpost_receive
@@ -39,7 +39,7 @@ cdef class Request:
         cdef group_t *g
         if self.ended or self.r.state == S_DONE:
             return True
-        if self.r.flags & F_COLL:
+        if self.r.flags & F_COLL and self.r.state != S_PULLING:
             g = find_group(self.engine.e, self.r.group, False)
             return g != NULL and g.aborted
         return False
