@@ -611,7 +611,7 @@ def to_oneself(comm):
         comm.recv(out[:5], comm.rank)
     assert sending.wait() == big.nbytes
     if comm.size == 2:                          # until then the other one is there
-        comm.sendrecv(word, 1 - comm.rank, bytearray(3), 1 - comm.rank)
+        comm.sendrecv(word, 1 - comm.rank, bytearray(3), 1 - comm.rank, 9, 9)
 
 
 def test_messages_to_oneself(world):
