@@ -103,8 +103,12 @@ def pytest_collection_modifyitems(config, items):
 # Worlds of this session meet in a folder of their own: other programs of this user are not
 # disturbed, and what is left in it is ours. Ranks and scripts inherit the variable.
 SHM_ROOT = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-SHM = Path(tempfile.mkdtemp(prefix="rocecomm-test-", dir=SHM_ROOT))
+SHM = Path(tempfile.mkdtemp(prefix=f"rocecomm-test-{os.getpid()}-", dir=SHM_ROOT))
 os.environ["ROCECOMM_SOFT_DIR"] = str(SHM)
+
+for _old in SHM.parent.glob("rocecomm-test-[0-9]*-*"):  # of sessions that were killed
+    if not Path(f"/proc/{_old.name.split('-')[2]}").exists() and _old.stat().st_uid == os.getuid():
+        shutil.rmtree(_old, ignore_errors=True)
 
 # a killed process cleans nothing up: its memory is reclaimed by whoever comes next
 NEXT_START = """
