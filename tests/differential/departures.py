@@ -7,10 +7,10 @@ says the same in words, with the versions on which each was seen.
 
 from typing import NamedTuple
 
-from rocecomm import verbs as v
-
 from differential.model import Model, Rules
 from differential.steps import ARENA, QUEUES, Config, Err, Recv, Reg, Remote, Send, Sge, Sync
+
+from rocecomm import verbs as v
 
 
 class Departure(NamedTuple):
@@ -41,6 +41,9 @@ DEPARTURES = (
               (Err(0), Sync, Recv(0, 1, (Sge(0, 0, 8),)))),
     Departure("a local fault behind a request that waits stops both", "fault_behind_waiting", False, RXE,
               (Send(0, 1, "send", DATA), Send(0, 2, "write", (Sge(0, ARENA - 9, 10),), Remote(1, 0)),
+               Recv(1, 3, (Sge(1, 0, 100),)))),
+    Departure("a fenced read behind a request that waits never starts", "fence_behind_waiting", False, RXE,
+              (Send(0, 1, "send", DATA), Send(0, 2, "read", DATA, Remote(1, 512), fence=True),
                Recv(1, 3, (Sge(1, 0, 100),)))),
 )
 

@@ -10,13 +10,12 @@ import time
 import traceback
 
 import numpy as np
-
-from rocecomm import verbs as v
-from rocecomm.errors import VerbsError
-
 from differential import steps as s
 from differential.model import OK, Completion, run
 from verbs.pair import gid_of
+
+from rocecomm import verbs as v
+from rocecomm.errors import VerbsError
 
 DEPTH = 64              # of each queue
 # a dead peer is noticed after about (RETRIES + 1) * 67 ms; 7 would be "for ever" on some devices
@@ -175,7 +174,7 @@ def serve(pipe, device, number):
             return
         try:
             pipe.send((True, getattr(side, name)(*args)))
-        except BaseException as error:  # noqa: BLE001  (told to the driver, which raises it)
+        except BaseException as error:
             pipe.send((False, (repr(error), traceback.format_exc())))
         if name == "close":
             return

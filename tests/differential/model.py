@@ -11,13 +11,30 @@ flush what is left. A device does the same later and in parallel; the programs t
 
 import dataclasses
 from collections import deque
-from typing import NamedTuple, Optional
+from typing import NamedTuple
+
+from differential.steps import (
+    ARENA,
+    GUARD,
+    INBOUND,
+    LOCAL,
+    NEEDS,
+    OPS,
+    TAKES_RECEIVE,
+    Config,
+    Dereg,
+    Err,
+    Poll,
+    Recv,
+    Reg,
+    Scribble,
+    Send,
+    Sync,
+    initial,
+    pattern,
+)
 
 from rocecomm import verbs as v
-
-from differential.steps import (ARENA, GUARD, INBOUND, LOCAL, NEEDS, OPS, TAKES_RECEIVE,
-                                Config, Dereg, Err, Poll, Recv, Reg, Scribble, Send, Sync, initial,
-                                pattern)
 
 OK = v.IBV_WC_SUCCESS
 FLUSH = v.IBV_WC_WR_FLUSH_ERR
@@ -42,6 +59,7 @@ class Rules(NamedTuple):
     unaligned_atomic: str = "fails"         # or "refused", when it is posted
     late_receive: str = "flushed"           # or "stays": a receive posted in the error state
     fault_behind_waiting: bool = True       # may a local fault follow on a request that waits?
+    fence_behind_waiting: bool = True       # may a request with a fence?
 
 
 class Completion(NamedTuple):
@@ -49,9 +67,9 @@ class Completion(NamedTuple):
 
     wr_id: int
     status: v.WCStatus
-    opcode: Optional[v.WCOpcode] = None
-    byte_len: Optional[int] = None      # receives, reads and atomics
-    imm: Optional[int] = None           # receives
+    opcode: v.WCOpcode | None = None
+    byte_len: int | None = None      # receives, reads and atomics
+    imm: int | None = None           # receives
 
     def __repr__(self):
         text = f"{self.wr_id}: {self.status.name.removeprefix('IBV_WC_')}"
@@ -79,7 +97,7 @@ class Event(NamedTuple):
     step: Send
     local: tuple        # ranges (low, high) of the requester's arena
     far: tuple          # and of the responder's
-    recv: Optional[Recv]    # the receive that it consumed
+    recv: Recv | None    # the receive that it consumed
     status: v.WCStatus
 
 
@@ -105,6 +123,7 @@ class QueuePair:
         self.received = []      # Completion, in order
         self.refused = []       # wr_ids that a post refused
         self.stuck = False      # nothing completes any more
+        self.never = None       # or nothing from this step on
 
     def copy(self):
         other = QueuePair(self.access)
@@ -112,7 +131,7 @@ class QueuePair:
         other.sq, other.rq = deque(self.sq), deque(self.rq)
         other.sent, other.received = list(self.sent), list(self.received)
         other.refused = list(self.refused)
-        other.stuck = self.stuck
+        other.stuck, other.never = self.stuck, self.never
         return other
 
 
@@ -194,6 +213,8 @@ class Model:
         if not self.rules.fault_behind_waiting and self.qps[step.side].sq and \
                 step.op not in INBOUND and self._gather(step.side, step)[0] != OK:
             self.qps[step.side].stuck = True
+        if not self.rules.fence_behind_waiting and self.qps[step.side].sq and step.fence:
+            self.qps[step.side].never = step
         data = None
         if step.inline:                 # copied when it is posted
             data = b"".join(self._get(step.side, s.offset, s.length) for s in step.sges)
@@ -241,6 +262,8 @@ class Model:
         qp = self.qps[side]
         while qp.sq and not qp.stuck:
             step, inline = qp.sq[0]
+            if step is qp.never:
+                return
             if qp.state == ERR:
                 qp.sq.popleft()
                 qp.sent.append(Done(step, FLUSH))

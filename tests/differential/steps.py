@@ -8,7 +8,7 @@ of it, named by a number that is never used again, also after its deregistration
 
 import dataclasses
 import functools
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from rocecomm import verbs as v
 
@@ -95,7 +95,7 @@ class Send:
     wr_id: int
     op: str
     sges: tuple = ()
-    remote: Optional[Remote] = None
+    remote: Remote | None = None
     signaled: bool = True
     fence: bool = False
     inline: bool = False
