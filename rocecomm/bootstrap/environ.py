@@ -1,7 +1,7 @@
 """Who started this process, as a function of the environment.
 
 Looked at in this order: arguments, ``ROCECOMM_*`` (``rocecomm run``), torchrun, Open MPI,
-Slurm; nothing at all means a world of one. torchrun comes before the others because it
+Slurm, MPICH and its kin; nothing at all means a world of one. torchrun comes before the others because it
 runs inside their jobs, Open MPI before Slurm for the same reason.
 """
 
@@ -38,7 +38,7 @@ def detect(config, environ, rank=None, world_size=None):
     if world_size == 0:
         raise ValueError("world_size must be at least 1, not 0")
     found = _from_rocecomm(config, environ) or _from_torchrun(environ) \
-        or _from_open_mpi(environ) or _from_slurm(environ)
+        or _from_open_mpi(environ) or _from_slurm(environ) or _from_hydra(environ)
     if rank is None and world_size is None:
         found = found or Launch("alone", 0, 1, 0, "alone", True)
     elif found is not None and (rank is None or world_size is None):
@@ -191,3 +191,14 @@ def _from_slurm(environ):
         environ.get("SLURM_RESTART_COUNT", "0"))
     return Launch("srun", _number(environ, "SLURM_PROCID"), world,
                   _optional(environ, "SLURM_LOCALID"), key, nodes == "1")
+
+
+def _from_hydra(environ):
+    # The process manager of MPICH, MVAPICH and Intel MPI.
+    if "PMI_RANK" not in environ or "PMI_SIZE" not in environ:
+        return None
+    world = _number(environ, "PMI_SIZE")
+    return Launch("mpiexec", _number(environ, "PMI_RANK"), world,
+                  _optional(environ, "MPI_LOCALRANKID"),
+                  f"hydra-{ancestor_identity('PMI_RANK') or parent_identity()}",
+                  _number(environ, "MPI_LOCALNRANKS", world) == world)

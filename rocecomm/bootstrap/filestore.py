@@ -32,11 +32,21 @@ _HALF_MADE_AGE = 60.0
 def base_directory():
     """The user's own folder for all jobs; made if missing. JoinError if it is not safe."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
+    if runtime and _is_own_folder(runtime):
         path = os.path.join(runtime, "rocecomm")
     else:
         path = f"/tmp/rocecomm-{os.geteuid()}"
     return private_directory(path)
+
+
+def _is_own_folder(path):
+    # After su or sudo the variable may still name the other user's.
+    try:
+        info = os.stat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() \
+        and os.access(path, os.W_OK)
 
 
 def private_directory(path):

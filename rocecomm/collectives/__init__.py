@@ -8,6 +8,7 @@ import contextlib
 import threading
 
 from ..config import USE_CONFIG, check_timeout
+from ..errors import TimeoutError
 from ..link.memory import acquire
 from . import doubling, kernels, plan, ring
 from .operation import Operation
@@ -108,6 +109,11 @@ class Collectives:
         except BaseException as error:
             self._memory = None            # a late message may still write into it
             operation.give_up(error)
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(
+                    f"{operation.name} did not end within {operation.timeout:g} s on rank "
+                    f"{self._engine.rank}: {error}", peer=error.peer,
+                    peer_state=error.peer_state) from error
             raise
 
     def _scratch(self, nbytes):

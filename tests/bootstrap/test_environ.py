@@ -85,6 +85,14 @@ def test_the_launchers_identity_is_found_through_wrappers():
     assert direct == wrapped and direct.split("-")[0] == pid
 
 
+def test_hydra():
+    environ = {"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    launch = found(environ)
+    assert launch[:4] == ("mpiexec", 1, 4, 1) and launch.one_host is True
+    assert found({**environ, "MPI_LOCALNRANKS": "2"}).one_host is False
+    assert found({**environ, **SLURM}).launcher == "srun"
+
+
 def test_order():
     everything = {**SLURM, **OPEN_MPI, **TORCHRUN, **OURS}
     assert found(everything)[:4] == ("rocecomm run", 1, 3, 1)

@@ -68,6 +68,21 @@ def test_a_folder_of_another_user_is_refused(base):
         FileStore("job", 0, base)
 
 
+def test_where_the_folder_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert filestore.base_directory() == str(tmp_path / "rocecomm")
+    for unusable in ("", str(tmp_path / "absent"), "/dev/null"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
+        assert filestore.base_directory() == f"/tmp/rocecomm-{os.geteuid()}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_another_users_runtime_folder_is_not_used(tmp_path, monkeypatch):
+    os.chown(tmp_path, 12345, 12345)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert filestore.base_directory() == f"/tmp/rocecomm-{os.geteuid()}"
+
+
 VICTIM = """
 import sys, time
 from rocecomm.bootstrap.filestore import FileStore

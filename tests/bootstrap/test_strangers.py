@@ -119,6 +119,19 @@ def test_connect_and_leave(store):
     assert len(os.listdir("/proc/self/fd")) <= fds
 
 
+def test_the_port_can_be_used_again_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    for _ in range(3):
+        store = server.ServerStore(KEY, GROUP, "127.0.0.1", port, Deadline(5))
+        store.set("b", b"again")
+        client = Client(store, lambda c: c.get("b", 5) and time.sleep(0.3))
+        serve(store, 0.2)
+        assert len(store._members) == 1
+        store.close()                     # rank 0's side closes first: TIME_WAIT is here
+        client.join(5)
+
+
 def test_wrong_secret_is_told_to_the_one_who_has_it(store):
     client = Client(store, exchange, key=secrets.token_bytes(32))
     finish(store, client)
