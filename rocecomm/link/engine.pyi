@@ -5,8 +5,8 @@ Ranks are world ranks. Buffers are `rocecomm.verbs.buffer.Buffer`s (or anything 
 """
 from typing import Any, Iterable
 from ..config import Config
-from .base import Base
 from .request import Request
+from .setup import Links
 
 CLOSE_LIMIT: float
 
@@ -21,7 +21,7 @@ class Signature:
     group: int
     def __str__(self) -> str: ...
 
-class Engine(Base):
+class Engine(Links):
     def __init__(self, config: Config, group: Any, context: Any = None, port: int | None = None) -> None:
         """Opens the device (or takes `context` and `port`) and connects to all ranks of `group`."""
 

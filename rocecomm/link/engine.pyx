@@ -1,46 +1,28 @@
 # cython: language_level=3
 """The messaging core of one communicator; see engine.pyi for what it offers."""
 cimport cython
-from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memcpy, memset, strncpy
-from rocecomm.link.base cimport Base
-from rocecomm.link.core cimport *
-from rocecomm.link.peer cimport break_peer, fail_group, repost_slot
-from rocecomm.link.progress cimport W_DONE, W_TIMEOUT, poll_once, wake
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+from rocecomm.link.core cimport (
+    F_COLL, P_READY, R_CLOSED, SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t,
+    list_t, mark_dirty, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_now, req_end, req_t,
+    uint32_t, uint64_t, unlink, unx_t)
+from rocecomm.link.peer cimport break_peer, fail_group
+from rocecomm.link.progress cimport W_TIMEOUT, poll_once, wake
 from rocecomm.link.request cimport Request, start
-from rocecomm.link.wire cimport code_of, describe_sig, rc_header, same_sig, sig_of, sig_t
-from rocecomm.verbs.context cimport Context, Memory
-from rocecomm.verbs.cq cimport CQ, CompChannel
-from rocecomm.verbs.mr cimport MR
-from rocecomm.verbs.pd cimport PD
-from rocecomm.verbs.qp cimport QP
-from rocecomm.verbs.srq cimport SRQ
+from rocecomm.link.setup cimport Links
+from rocecomm.link.wire cimport describe_sig, same_sig, sig_of, sig_t
 
 import atexit
-import os
-import secrets
-import time
 import weakref
 
 from ..config import USE_CONFIG
-from ..enums import AccessFlags
-from ..errors import ConfigError, RocecommError, VerbsError
-from . import failure, wireup
-from .regcache import RegistrationCache
+from ..errors import ConfigError, RocecommError
+from . import wireup
 from .wire import OPERATIONS, REDUCTIONS, dtype_code
 
-cdef extern from "<sys/eventfd.h>" nogil:
-    int eventfd(unsigned int, int) noexcept
-    int EFD_NONBLOCK
-    int EFD_CLOEXEC
-
 cdef extern from "<unistd.h>" nogil:
-    int c_close "close"(int) noexcept
     int usleep(unsigned int) noexcept
-
-#: Slots beyond the grants of a peer: CREDIT and GOODBYE, which need no credit (see peer.pyx).
-cdef enum:
-    SPARE_SLOTS = 6
 
 _open_engines = weakref.WeakSet()
 _exit_hook = False
@@ -97,7 +79,7 @@ cdef class Signature:
 
 
 @cython.auto_pickle(False)
-cdef class Engine(Base):
+cdef class Engine(Links):
     """Connections to all ranks of a group, and everything that travels over them."""
 
     def __init__(self, config, group, context=None, port=None):
@@ -127,181 +109,6 @@ cdef class Engine(Base):
             atexit.register(_close_all)
             _exit_hook = True
         _open_engines.add(self)
-
-    # ------------------------------------------------------------------------- set-up
-    def open(self, config, group, int port):
-        cdef engine_t *e = self.e
-        cdef Context context = self.context
-        cdef uint32_t i
-        cdef int others = self.size - 1
-        device = context.query_device()
-        port_attr = context.query_port(port)
-        e.ops = context.provider.ops
-        e.rank = self.rank
-        e.size = self.size
-        e.instance = secrets.randbits(63) | 1
-        e.eager_limit = config.eager_limit
-        e.slot_size = (sizeof(rc_header) + max(config.eager_limit, sizeof(abort_t)) + 63) & ~63
-        self.reg_free = bool(e.ops.reg_is_free())
-        eager, ctrl = self.plan_credits(config, device, others)
-        e.eager_grant, e.ctrl_grant = eager, ctrl
-        e.n_recv = others * (eager + ctrl + SPARE_SLOTS)
-        e.n_send = min(256, max(32, 16 * others)) if others else 1
-        depth = 128 if others <= 16 else 64
-        while depth > 16 and (depth > device.max_qp_wr
-                              or e.n_recv + others * depth + 16 > device.max_cqe):
-            depth //= 2
-
-        self.pd = PD(context)
-        self.channel = CompChannel(context)
-        self.cq = CQ(context, e.n_recv + others * depth + 16, self.channel)
-        self.srq = SRQ(self.pd, max(1, e.n_recv))
-        e.pd = (<PD>self.pd).pd
-        e.cq = (<CQ>self.cq).cq
-        e.srq = (<SRQ>self.srq).srq
-        e.channel_fd = self.channel.fd
-        e.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
-        if e.wake_fd < 0:
-            raise OSError("eventfd failed: too many open files?")
-        self.make_memory()
-        e.peers = <peer_t *>calloc(self.size, sizeof(peer_t))
-        if e.peers == NULL:
-            raise MemoryError("no memory for the connections")
-
-        mine = self.make_endpoint(config, group, port, port_attr, device, depth, eager, ctrl)
-        found = wireup.exchange(group.store, mine, self.size, config.join_timeout)
-        self.info = {}
-        self.local_ranks = sum(other.host == mine.host for other in found)
-        cores = len(os.sched_getaffinity(0))
-        e.local_ranks = self.local_ranks
-        # more ranks than cores: whoever waits makes room soon
-        e.spin = <int64_t>(config.spin * 1e9)
-        e.spin_turns = 200 if self.local_ranks <= cores else 20
-        e.beat_every = <int64_t>(wireup.beat_interval(config) * 1e9)
-        e.linger = 200000
-        e.stored_limit = config.unexpected_limit
-        e.status.stamp = rc_stamp()
-        for other in found:
-            if other.rank != self.rank:
-                self.connect_peer(mine, other, config, port)
-        e.peers[self.rank].state = P_SELF
-        e.peers[self.rank].rank = self.rank
-        for i in range(e.n_recv):
-            if not repost_slot(e, i):
-                raise failure.fatal("posting receives", e.fatal, self.device)
-        # nobody sends before everybody can receive
-        group.store.set(f"link/ready/{self.rank}", b"1")
-        group.store.wait([f"link/ready/{r}" for r in range(self.size)], config.join_timeout)
-        for i in range(<uint32_t>self.size):
-            if <int>i != self.rank:
-                e.peers[i].state = P_READY
-        if not self.reg_free and config.reg_cache:
-            self.cache = RegistrationCache(self.pd, config.reg_cache, device.max_mr)
-
-    def plan_credits(self, config, device, int others):
-        """How many slots for payloads and for short messages each peer gets."""
-        if others == 0:
-            return 1, 1
-        slot = self.e.slot_size
-        eager = max(config.peer_credits, min(64, config.recv_pool // others))
-        eager = max(2, min(eager, config.unexpected_limit // slot // others))
-        ctrl = max(4, config.peer_credits)
-        while others * (eager + ctrl + SPARE_SLOTS) > device.max_srq_wr:
-            if eager <= 2 and ctrl <= 4:
-                raise ConfigError(
-                    f"{self.device} holds {device.max_srq_wr} shared receives, too few for "
-                    f"{others} peers; use fewer ranks", name="peer_credits",
-                    value=config.peer_credits)
-            eager, ctrl = max(2, eager // 2), max(4, ctrl // 2)
-        return eager, ctrl
-
-    def make_memory(self):
-        """Receive and send slots; behind them the status that peers read, in a region of its own."""
-        cdef engine_t *e = self.e
-        cdef Memory memory
-        cdef size_t room = <size_t>(e.n_recv + e.n_send) * e.slot_size
-        cdef size_t status_bytes = (1 + self.size) * 64
-        cdef uint32_t i
-        assert sizeof(status_t) <= 64
-        slots = Memory(self.context, room)
-        status = Memory(self.context, status_bytes)
-        self.memory = (slots, status)
-        self.memory_mr = (
-            MR(self.pd, slots, AccessFlags.IBV_ACCESS_LOCAL_WRITE),
-            MR(self.pd, status, AccessFlags.IBV_ACCESS_LOCAL_WRITE
-               | AccessFlags.IBV_ACCESS_REMOTE_READ))
-        e.slots = <char *><size_t>slots.address
-        e.slots_lkey = self.memory_mr[0].lkey
-        e.status = <status_t *><size_t>status.address
-        e.mirror = <status_t *>(<char *>e.status + 64)
-        e.status_lkey = self.memory_mr[1].lkey
-        e.send_free = <uint32_t *>malloc(e.n_send * sizeof(uint32_t))
-        if e.send_free == NULL:
-            raise MemoryError("no memory for the send slots")
-        for i in range(e.n_send):
-            e.send_free[i] = e.n_recv + e.n_send - 1 - i
-        e.n_send_free = e.n_send
-
-    def make_endpoint(self, config, group, int port, port_attr, device, int depth, eager, ctrl):
-        """Creates a queue pair for every peer, in INIT, and says all about this rank."""
-        cdef engine_t *e = self.e
-        cdef int r
-        cdef peer_t *p
-        cdef QP qp
-        inline = None
-        numbers = []
-        for r in range(self.size):
-            if r == self.rank:
-                numbers.append((0, 0))
-                continue
-            qp, inline = self.make_qp(depth, inline)
-            qp.to_init(port_num=port, qp_access_flags=AccessFlags.IBV_ACCESS_REMOTE_READ
-                       | AccessFlags.IBV_ACCESS_REMOTE_WRITE)
-            self.qps[r] = qp
-            p = &e.peers[r]
-            p.rank = r
-            p.qp = qp.qp
-            p.qpn = qp.qp.qp_num
-            p.max_inline = qp.max_inline_data if inline else 0
-            p.sq_depth = depth
-            p.sq_signal = <uint32_t>0xFFFFFFFF      # none yet
-            p.sq = <sqe_t *>calloc(depth, sizeof(sqe_t))
-            if p.sq == NULL:
-                raise MemoryError("no memory for the send queues")
-            numbers.append((p.qpn, wireup.packet_number()))
-        return wireup.Endpoint(
-            rank=self.rank, device=self.device, instance=e.instance,
-            mtu=wireup.mtu_bytes(port_attr, config.ib_mtu),
-            reads_out=device.max_qp_init_rd_atom or device.max_qp_rd_atom,
-            reads_in=device.max_qp_rd_atom, max_message=port_attr.max_msg_sz,
-            gids=tuple((g.index, g.gid.hex(), int(g.gid_type))
-                       for g in self.context.query_gid_table(port)),
-            gid_index=config.gid_index, qps=tuple(numbers), eager=eager, ctrl=ctrl,
-            slot_size=e.slot_size, status_addr=<size_t>e.status,
-            status_rkey=self.memory_mr[1].rkey, host=wireup.host_name())
-
-    def make_qp(self, int depth, inline):
-        """A queue pair with as much room for inline data as the device gives, at most 512."""
-        for room in ((512, 256, 232, 0) if inline is None else (inline,)):
-            try:
-                return QP(self.pd, self.cq, srq=self.srq, max_send_wr=depth, max_send_sge=2,
-                          max_inline_data=room), room
-            except VerbsError:
-                if room == 0 or inline is not None:
-                    raise
-
-    def connect_peer(self, mine, other, config, int port):
-        cdef peer_t *p = &self.e.peers[other.rank]
-        agreement = wireup.agree(mine, other)
-        wireup.connect(self.qps[other.rank], mine, other, agreement, config, port)
-        p.instance = other.instance
-        p.eager_credits = other.eager
-        p.ctrl_credits = other.ctrl
-        p.max_reads = agreement.reads
-        p.max_read = agreement.max_message
-        p.status_addr = other.status_addr
-        p.status_rkey = other.status_rkey
-        self.info[other.rank] = agreement
 
     # ---------------------------------------------------------------------- transfers
     def isend(self, buf, dst, tag=0, space=0, offset=0, nbytes=-1):
@@ -534,38 +341,6 @@ cdef class Engine(Base):
             pthread_mutex_unlock(&e.mutex)
         self.reap()
         self.tear_down()
-
-    cdef void tear_down(self) noexcept:
-        cdef engine_t *e = self.e
-        cdef req_t *r
-        cdef int tries = 0
-        try:
-            for qp in self.qps.values():
-                qp.close()
-            self.qps.clear()
-            # a stopped peer may still hold one of our buffers
-            while e.zombies.head != NULL and tries < 100:
-                tries += 1
-                with nogil:
-                    pthread_mutex_lock(&e.mutex)
-                    retry_zombies(e)
-                    pthread_mutex_unlock(&e.mutex)
-                    usleep(10000)
-            self.reap()
-            if self.cache is not None:
-                self.cache.close()
-            self.memory_mr = None
-            if self.context is not None:
-                self.context.close()
-        except Exception:
-            # the device would not let go (a peer stopped in the middle of a copy): what remains
-            # stays allocated until the process ends
-            pass
-        self.memory = None
-        e.slots = NULL
-        if e.wake_fd >= 0:
-            c_close(e.wake_fd)
-            e.wake_fd = -1
 
 
 cdef str sig_name(object op):

@@ -11,12 +11,12 @@ from rocecomm.link.core cimport (
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
     pthread_mutex_lock, pthread_mutex_unlock, rc_cond_wait, rc_now, rc_stamp, req_t,
     retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
+from rocecomm.link.cycle cimport ask_cycle_back, on_cycle
 from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.peer cimport (
     beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
 from rocecomm.link.rendezvous cimport (
-    accept, ask_cycle_back, deliver, disagrees, drain_pulls, drain_sends, on_cycle, on_done,
-    on_withdraw, on_withdrawn)
+    accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
 from rocecomm.link.wire cimport (
     ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, GOODBYE, RC_MAGIC, RC_VERSION,
     WITHDRAW, WITHDRAWN, rc_header)
@@ -139,7 +139,8 @@ cdef void on_abort(engine_t *e, rc_header *h) noexcept nogil:
     memset(&why, 0, sizeof(why))
     memcpy(&why, <char *>h + sizeof(rc_header), n if n < sizeof(why) else sizeof(why))
     why.text[TEXT_MAX - 1] = 0
-    fail_group(e, h.group, <int>h.req, <int32_t>h.root, &why, False)
+    # Passed on once: then a rank that closes next has said why before it says goodbye.
+    fail_group(e, h.group, <int>h.req, <int32_t>h.root, &why, True)
 
 
 cdef void on_sent(engine_t *e, ibv_wc *wc) noexcept nogil:

@@ -16,5 +16,3 @@ cdef void on_withdrawn(engine_t *e, const rc_header *h) noexcept nogil
 cdef bint disagrees(engine_t *e, const rc_header *h) noexcept nogil
 cdef void fill_message(req_t *r, rc_header *h) noexcept nogil
 cdef void start_receive(engine_t *e, req_t *r, bint again) noexcept nogil
-cdef void on_cycle(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil
-cdef void ask_cycle_back(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil

@@ -17,12 +17,13 @@ from rocecomm.link.core cimport (
     S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t,
     mark_dirty, peer_t, push, rc_now, req_end, req_find, req_register, req_t, slot_addr,
     uint32_t, unlink, unx_free, unx_new, unx_t)
+from rocecomm.link.cycle cimport ask_cycle, forget
 from rocecomm.link.match cimport (
     drop_unexpected, match_posted, match_unexpected, post_receive, repost_receive, store_unexpected)
 from rocecomm.link.peer cimport (
-    ctrl_credit, eager_credit, fail_group, free_slot, post_message, post_wr, queue_ctl, queue_cycle, sq_room)
+    ctrl_credit, eager_credit, fail_group, free_slot, post_message, post_wr, queue_ctl, sq_room)
 from rocecomm.link.wire cimport (
-    ANNOUNCE, ANSWER_FAILED, ANSWER_MISMATCH, ANSWER_OK, ANSWER_TRUNCATED, CYCLE, CYCLE_YES,
+    ANNOUNCE, ANSWER_FAILED, ANSWER_MISMATCH, ANSWER_OK, ANSWER_TRUNCATED,
     DONE, EAGER, FLAG_BLOCKING, WITHDRAW, WITHDRAWN, dtypes_agree, rc_header, same_sig, sig_of, sig_t)
 from rocecomm.verbs.libibverbs cimport (
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_READ, ibv_send_wr, ibv_sge)
@@ -350,15 +351,10 @@ cdef void drain_pulls(engine_t *e, peer_t *p, bint heavy) noexcept nogil:
 cdef void on_withdraw(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
     """The sender gave up. If nothing has been read the message is forgotten and its receive
     waits for the next one; otherwise DONE answers."""
-    cdef unx_t *u = p.unexpected.head
     cdef req_t *r = p.pulls.head
-    while u != NULL:
-        if u.h.kind == ANNOUNCE and u.h.req == h.req and u.h.gen == h.gen:
-            drop_unexpected(e, p, u)
-            unx_free(e, u)
-            queue_ctl(e, p, WITHDRAWN, h.req, h.gen, 0)
-            return
-        u = u.next
+    if forget(e, p, h.req, h.gen):
+        queue_ctl(e, p, WITHDRAWN, h.req, h.gen, 0)
+        return
     while r != NULL:
         if r.r_req == h.req and r.r_gen == h.gen and r.read_posted == 0:
             unlink(&p.pulls, r)
@@ -369,62 +365,6 @@ cdef void on_withdraw(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil
             start_receive(e, r, True)
             return
         r = r.next
-
-
-# ------------------------------------------------- both block in sends to each other
-#
-# A blocking send that waits while a blocking one of the peer is stored here asks the peer:
-# "yours is stored here; is mine stored there, and do you still wait?" The question comes behind
-# the announcement, so the peer knows. If so both sends fail, and each side forgets the other's
-# announcement. A peer that had posted a receive before says nothing: it is reading already.
-
-cdef void ask_cycle(engine_t *e, peer_t *p, req_t *mine) noexcept nogil:
-    """`mine`, a blocking send, has just been announced."""
-    cdef unx_t *u = p.unexpected.head
-    while u != NULL:
-        if u.h.kind == ANNOUNCE and u.h.flags & FLAG_BLOCKING:
-            queue_cycle(e, p, CYCLE, u.h.req, u.h.gen, mine)
-            return
-        u = u.next
-
-
-cdef void ask_cycle_back(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
-    """A blocking announcement has just been stored."""
-    cdef req_t *r = p.announced.head
-    while r != NULL:
-        if r.flags & F_BLOCKING and not r.flags & F_WITHDRAWING:
-            queue_cycle(e, p, CYCLE, h.req, h.gen, r)
-            return
-        r = r.next
-
-
-cdef bint forget(engine_t *e, peer_t *p, uint64_t req, uint32_t gen) noexcept nogil:
-    cdef unx_t *u = p.unexpected.head
-    while u != NULL:
-        if u.h.kind == ANNOUNCE and u.h.req == req and u.h.gen == gen:
-            drop_unexpected(e, p, u)
-            unx_free(e, u)
-            return True
-        u = u.next
-    return False
-
-
-cdef void on_cycle(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
-    """CYCLE or CYCLE_YES; `req`/`gen` is our send, `tag`/`seq` the peer's."""
-    cdef req_t *r = req_find(e, h.req, h.gen)
-    if r != NULL and (r.state != S_ANNOUNCED or not r.flags & F_BLOCKING or r.peer != p.rank):
-        r = NULL
-    if h.kind == CYCLE and r == NULL:
-        return                          # ours has ended meanwhile
-    if not forget(e, p, h.tag, <uint32_t>h.seq) and h.kind == CYCLE:
-        return                          # matched already: no cycle
-    if r == NULL:
-        return
-    if h.kind == CYCLE:
-        queue_cycle(e, p, CYCLE_YES, h.tag, <uint32_t>h.seq, r)
-    unlink(&p.announced, r)
-    r.other_size = h.size
-    req_end(e, r, R_CYCLE)
 
 
 # ------------------------------------------------------------------ stored and to oneself

@@ -1,0 +1,1 @@
+"""Two ranks that block in large sends to each other; nothing for Python."""

@@ -1,0 +1,7 @@
+# cython: language_level=3
+from rocecomm.link.base cimport Base
+
+cdef class Links(Base):
+    cdef int local_ranks
+
+    cdef void tear_down(self) noexcept
