@@ -65,16 +65,15 @@ cdef class AH(Handle):
         pd.ensure_open()
         fill_ah_attr(&a, attr)
         self.pd = pd
+        pd.users += 1
         with nogil:
             self.ah = pd.context.provider.ops.create_ah(pd.pd, &a)
             err = errno
+        pd.users -= 1
         if self.ah == NULL:
             raise verbs_error("ibv_create_ah", err, pd.context.name,
                               f"{attr}; RoCE needs a dgid, and a sgid_index that exists")
         self.opened((pd,))
-
-    def __dealloc__(self):
-        self.finalize()
 
     cdef int free_handle(self) noexcept:
         cdef int rc

@@ -85,9 +85,6 @@ cdef class Context(Handle):
         fcntl(self.ctx.async_fd, F_SETFL, fcntl(self.ctx.async_fd, F_GETFL) | O_NONBLOCK)
         self.opened(())
 
-    def __dealloc__(self):
-        self.finalize()
-
     cdef int free_handle(self) noexcept:
         cdef int rc
         cdef ibv_context *ctx = self.ctx
@@ -340,15 +337,14 @@ cdef class Memory(Handle):
             raise ValueError("cannot allocate 0 bytes")
         self.context = context
         self.nbytes = nbytes
+        context.users += 1
         with nogil:
             rc = context.provider.ops.alloc(context.ctx, nbytes, &self.addr)
+        context.users -= 1
         if rc:
             raise verbs_error("softnic_alloc", rc, context.name, f"{nbytes} bytes")
         context.memories += 1
         self.opened(())
-
-    def __dealloc__(self):
-        self.finalize()
 
     cdef int free_handle(self) noexcept:
         try:

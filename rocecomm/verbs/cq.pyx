@@ -35,17 +35,16 @@ cdef class CompChannel(Handle):
         cdef int err
         context.ensure_open()
         self.context = context
+        context.users += 1
         with nogil:
             self.channel = context.provider.ops.create_comp_channel(context.ctx)
             err = errno
+        context.users -= 1
         if self.channel == NULL:
             raise verbs_error("ibv_create_comp_channel", err, context.name, "")
         # so that a reader that lost the race for an event does not sleep for the next one
         fcntl(self.channel.fd, F_SETFL, fcntl(self.channel.fd, F_GETFL) | O_NONBLOCK)
         self.opened((context,))
-
-    def __dealloc__(self):
-        self.finalize()
 
     cdef int free_handle(self) noexcept:
         cdef int rc
@@ -129,11 +128,16 @@ cdef class CQ(Handle):
             if channel.context is not context:
                 raise ValueError("a CQ and its completion channel must be of the same context")
             c = channel.channel
+            channel.users += 1
         self.context = context
         self.channel = channel
+        context.users += 1
         with nogil:
             self.cq = context.provider.ops.create_cq(context.ctx, cqe, NULL, c, comp_vector)
             err = errno
+        context.users -= 1
+        if channel is not None:
+            channel.users -= 1
         if self.cq == NULL:
             raise verbs_error("ibv_create_cq", err, context.name,
                               f"{cqe} entries, completion vector {comp_vector}")
@@ -141,7 +145,6 @@ cdef class CQ(Handle):
         self.opened((context,) if channel is None else (context, channel))
 
     def __dealloc__(self):
-        self.finalize()
         free(self.scratch)
 
     cdef int free_handle(self) noexcept:

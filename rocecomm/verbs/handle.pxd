@@ -3,7 +3,7 @@
 
 cdef class Handle:
     cdef object __weakref__
-    cdef dict children              # id -> weakref of everything made from this object
+    cdef dict children              # addresses of everything made from this object
     cdef tuple parents              # Handles that must outlive this one
     cdef unsigned int generation    # fork generation of the creator
     cdef int creator                # its pid, for messages
@@ -14,7 +14,7 @@ cdef class Handle:
     cdef int ensure_open(self) except -1            # raises ClosedError
     cdef bint is_foreign(self) noexcept             # made before a fork, and we are the child
     cdef int opened(self, tuple parents) except -1  # the C object exists from now on
-    cdef int finalize(self) noexcept                # called by __dealloc__ of each class
+    cdef Handle child_at(self, key)
     cdef void settle(self) noexcept                 # the C object is gone
     # overridden by each class
     cdef int free_handle(self) noexcept             # destroys the C object: 0 or errno

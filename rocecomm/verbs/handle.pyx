@@ -6,6 +6,7 @@ made: there every call raises ClosedError, and close() and garbage collection on
 """
 
 cimport cython
+from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport EBUSY
 from libc.stdint cimport uint32_t, uint64_t
@@ -15,7 +16,6 @@ from posix.unistd cimport getpid, usleep
 import errno as _errno
 import operator
 import warnings
-import weakref
 
 from rocecomm.errors import ClosedError, VerbsError
 
@@ -65,11 +65,16 @@ cdef class Handle:
         self.generation = fork_generation
         self.creator = getpid()
         self.parents = parents
-        ref = weakref.ref(self)
         for parent in parents:
-            parent.children[id(self)] = ref
+            parent.children[id(self)] = None
         self.is_open = True
         return 0
+
+    # Children are kept as bare addresses: the collector clears weak references before it calls
+    # finalizers. An address is good while it is in `children`, for a child leaves the table
+    # (settle) before it dies, and a finalizer may be overtaken by a new reference.
+    cdef Handle child_at(self, key):
+        return <Handle> <PyObject *> <size_t> key
 
     cdef void settle(self) noexcept:
         cdef Handle parent
@@ -77,15 +82,24 @@ cdef class Handle:
         for parent in self.parents:
             parent.children.pop(id(self), None)
 
-    cdef int finalize(self) noexcept:
+    # Not __dealloc__: freeing releases the GIL, and while a destructor runs another thread may
+    # still get the object from a weak reference. A finalizer survives that.
+    def __del__(self):
         """Frees what was left open when the last reference went; never raises."""
         cdef int rc
-        if not self.is_open:
-            return 0
+        if not self.is_open or self.is_closing:
+            return
         if self.is_foreign():
-            self.is_open = False
-            return 0
+            self.settle()
+            return
         self.is_closing = True
+        # only when the collector takes a whole cycle: it calls finalizers in any order
+        for key in list(self.children):
+            try:
+                if key in self.children:
+                    self.child_at(key).close()
+            except BaseException:
+                pass        # the child warns when its own turn comes
         rc = self.free_handle()
         if rc:
             self.leak()
@@ -97,7 +111,6 @@ cdef class Handle:
             except BaseException:
                 pass    # a filter made the warning an error, or the interpreter is ending
         self.settle()
-        return 0
 
     cdef int free_handle(self) noexcept:
         return 0
@@ -124,18 +137,16 @@ cdef class Handle:
         if not self.is_open:
             return
         if self.is_foreign():
-            self.is_open = False
+            self.settle()
             return
         self.is_closing = True
         try:
-            for ref in list(self.children.values()):
-                child = ref()
-                if child is not None:
-                    child.close()
-            child = None
-            while self.users:               # calls of other threads on this object
-                with nogil:
+            while self.users:               # calls of other threads, among them some that
+                with nogil:                 # are just making a child
                     usleep(50)
+            for key in list(self.children):
+                if key in self.children:
+                    self.child_at(key).close()
             rc = self.free_handle()
             if rc:
                 raise verbs_error(self.free_verb(), rc, self.device_name(), self._busy_hint(rc))

@@ -62,9 +62,6 @@ cdef class MR(Handle):
         buffer.hold()
         self.opened((pd,))
 
-    def __dealloc__(self):
-        self.finalize()
-
     cdef int free_handle(self) noexcept:
         cdef int rc
         cdef ibv_mr *mr = self.mr

@@ -20,15 +20,14 @@ cdef class PD(Handle):
         cdef int err
         context.ensure_open()
         self.context = context
+        context.users += 1
         with nogil:
             self.pd = context.provider.ops.alloc_pd(context.ctx)
             err = errno
+        context.users -= 1
         if self.pd == NULL:
             raise verbs_error("ibv_alloc_pd", err, context.name, "")
         self.opened((context,))
-
-    def __dealloc__(self):
-        self.finalize()
 
     cdef int free_handle(self) noexcept:
         cdef int rc

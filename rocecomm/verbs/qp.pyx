@@ -50,6 +50,7 @@ cdef class QP(Handle):
                   uint32_t max_inline_data=0, bint sq_sig_all=False):
         cdef ibv_qp_init_attr init
         cdef int err
+        cdef Handle parent
         if recv_cq is None:
             recv_cq = send_cq
         pd.ensure_open()
@@ -75,9 +76,18 @@ cdef class QP(Handle):
         self.recv_cq = recv_cq
         self.srq = srq
         self.sq_sig_all = sq_sig_all
+        parents = [pd, send_cq]
+        if recv_cq is not send_cq:
+            parents.append(recv_cq)
+        if srq is not None:
+            parents.append(srq)
+        for parent in parents:
+            parent.users += 1
         with nogil:
             self.qp = pd.context.provider.ops.create_qp(pd.pd, &init)
             err = errno
+        for parent in parents:
+            parent.users -= 1
         if self.qp == NULL:
             raise verbs_error(
                 "ibv_create_qp", err, pd.context.name,
@@ -89,15 +99,9 @@ cdef class QP(Handle):
         self.max_recv_sge = init.cap.max_recv_sge
         self.max_inline_data = init.cap.max_inline_data
         pd.context.by_pointer[<size_t> self.qp] = weakref.ref(self)
-        parents = [pd, send_cq]
-        if recv_cq is not send_cq:
-            parents.append(recv_cq)
-        if srq is not None:
-            parents.append(srq)
         self.opened(tuple(parents))
 
     def __dealloc__(self):
-        self.finalize()
         free_send_room(&self.send_room)
         free_recv_room(&self.recv_room)
 

@@ -31,9 +31,11 @@ cdef class SRQ(Handle):
         init.attr.max_sge = max_sge
         init.attr.srq_limit = srq_limit
         self.pd = pd
+        pd.users += 1
         with nogil:
             self.srq = pd.context.provider.ops.create_srq(pd.pd, &init)
             err = errno
+        pd.users -= 1
         if self.srq == NULL:
             raise verbs_error("ibv_create_srq", err, pd.context.name,
                               f"{max_wr} work requests of {max_sge} elements")
@@ -43,7 +45,6 @@ cdef class SRQ(Handle):
         self.opened((pd,))
 
     def __dealloc__(self):
-        self.finalize()
         free_recv_room(&self.room)
 
     cdef int free_handle(self) noexcept:

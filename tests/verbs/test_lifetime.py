@@ -396,3 +396,25 @@ def test_fields_of_parents(device):
     assert end.send_cq.channel is end.channel and end.channel.context is end.ctx
     assert v.MR(end.pd, bytearray(8), ALL).access_bits == ALL
     end.close()
+
+
+def make_until_closed(ctx, pd, bad):
+    def once():
+        v.MR(pd, bytearray(64))
+        v.QP(pd, v.CQ(ctx, 4, v.CompChannel(ctx)), srq=v.SRQ(pd, 4))
+        v.PD(ctx)
+    use_until_closed(once, bad)
+
+
+def test_close_while_others_make_children(device, scale):
+    for _ in range(scale.rounds(20, 3)):
+        ctx = v.open_device(device)
+        pd, bad = v.PD(ctx), []
+        threads = [threading.Thread(target=make_until_closed, args=(ctx, pd, bad)) for _ in range(4)]
+        for t in threads:
+            t.start()
+        time.sleep(0.005)
+        ctx.close()
+        for t in threads:
+            t.join(20 * scale.time)
+        assert not bad and not any(t.is_alive() for t in threads)
