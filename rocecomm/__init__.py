@@ -10,8 +10,18 @@ Importing opens no device, starts no thread, and changes nothing in the process.
 from .communicator import ANY_SOURCE, ANY_TAG, Communicator, init
 from .config import Config
 from .errors import (
-    ClosedError, CompletionError, ConfigError, DeviceNotFoundError, JoinError,
-    MessageTruncatedError, MismatchError, PeerDeadError, RocecommError, TimeoutError, VerbsError)
+    ClosedError,
+    CompletionError,
+    ConfigError,
+    DeviceNotFoundError,
+    JoinError,
+    MessageTruncatedError,
+    MismatchError,
+    PeerDeadError,
+    RocecommError,
+    TimeoutError,
+    VerbsError,
+)
 from .link.arrays import empty
 from .link.request import Request
 

@@ -3,7 +3,9 @@
 Ranks are world ranks. Buffers are `rocecomm.verbs.buffer.Buffer`s (or anything that
 `acquire` takes); `offset` and `nbytes` choose a part of one, in bytes.
 """
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
+
 from ..config import Config
 from .request import Request
 from .setup import Links

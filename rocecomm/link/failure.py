@@ -7,8 +7,15 @@ import os
 
 from ..enums import WCStatus
 from ..errors import (
-    ClosedError, CompletionError, MessageTruncatedError, MismatchError, PeerDeadError,
-    RocecommError, TimeoutError, VerbsError)
+    ClosedError,
+    CompletionError,
+    MessageTruncatedError,
+    MismatchError,
+    PeerDeadError,
+    RocecommError,
+    TimeoutError,
+    VerbsError,
+)
 
 __all__ = ["aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "lost_peer",
            "no_memory", "registration", "size", "timed_out", "truncated"]

@@ -1,5 +1,6 @@
 """Setting an engine up and taking it down: device, queues, memory, connections."""
 from typing import Any
+
 from ..config import Config
 from .base import Base
 

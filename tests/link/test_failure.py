@@ -7,9 +7,9 @@ import time
 
 import numpy as np
 import pytest
+from worlds import Died
 
 from rocecomm import ClosedError, PeerDeadError, RocecommError, TimeoutError
-from worlds import Died
 
 
 def die():

@@ -10,10 +10,9 @@ import types
 
 import numpy as np
 import pytest
-
-from rocecomm import ClosedError
 from worlds import ROOT, rank_environment
 
+from rocecomm import ClosedError
 
 # ---------------------------------------------------------------------------- threads, H1 H8
 
