@@ -1,5 +1,6 @@
 """Two connected queue pairs, and small helpers that all verbs tests use."""
 
+import os
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ WRITE = v.IBV_ACCESS_REMOTE_WRITE
 READ = v.IBV_ACCESS_REMOTE_READ
 ATOMIC = v.IBV_ACCESS_REMOTE_ATOMIC
 ALL = LOCAL | WRITE | READ | ATOMIC
+SMALL = os.environ.get("ROCECOMM_TEST_SIZES") == "small"    # starting a process takes long
 WITHIN = 6.0        # seconds that a completion may take, before the device's factor
 
 
