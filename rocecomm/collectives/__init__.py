@@ -4,11 +4,10 @@
 out, ``kernels`` adds the numbers. :class:`Collectives` is what a communicator holds.
 """
 
-import contextlib
 import threading
 
 from ..config import USE_CONFIG, check_timeout
-from ..errors import TimeoutError
+from ..errors import PeerDeadError, TimeoutError
 from ..link.memory import acquire
 from . import doubling, kernels, plan, ring
 from .operation import Operation
@@ -50,71 +49,79 @@ class Collectives:
         source = acquire(array, in_place)
         target = source if in_place else acquire(out, True)
         dtype, count = self._check(source, target, op)
-        with self._alone("all_reduce"):
+        self._enter("all_reduce")
+        try:
             sig = self._engine.coll_begin("all_reduce", dtype, count, op, -1, self._group)
-            self._run(Operation(
+            operation = Operation(
                 self._engine, sig, f"all_reduce({op}) of {count} {dtype}", source, target,
-                dtype, op, source.itemsize, count, timeout, self._scratch))
+                dtype, op, source.itemsize, count, timeout, self._scratch)
+            try:
+                self._all_reduce(operation)
+            except BaseException as error:
+                self._failed(operation, error)
+                raise
+        finally:
+            self._lock.release()
         return array if out is None else out
 
     def barrier(self, timeout=USE_CONFIG):
         """Return when all ranks have called it. Raises as :meth:`all_reduce` does."""
         timeout = self._timeout(timeout)
-        with self._alone("barrier"):
+        self._enter("barrier")
+        try:
             sig = self._engine.coll_begin("barrier", "", 0, "none", -1, self._group)
-            scratch = self._scratch(1)
-            operation = Operation(self._engine, sig, "barrier", scratch, scratch, "", "none",
-                                  1, 0, timeout, self._scratch)
-            with self._guard(operation):
+            empty = self._scratch(1)
+            operation = Operation(self._engine, sig, "barrier", empty, empty, "", "none", 1, 0,
+                                  timeout, self._scratch)
+            try:
                 rounds = plan.dissemination(self._engine.rank, self._engine.size)
                 for step, (to, source) in enumerate(rounds):
-                    operation.wait([operation.recv(scratch, source, step, 0, 0),
-                                    operation.send(scratch, to, step, 0, 0)])
+                    operation.wait([operation.recv(empty, source, step, 0, 0),
+                                    operation.send(empty, to, step, 0, 0)])
+            except BaseException as error:
+                self._failed(operation, error)
+                raise
+        finally:
+            self._lock.release()
 
     # --- inside
 
-    def _run(self, operation):
-        with self._guard(operation):
-            if self._engine.size == 1:
-                if operation.target is not operation.source:
-                    memoryview(operation.target)[:] = memoryview(operation.source)
-                return
-            choice = plan.choose(operation.count * operation.itemsize, operation.count,
-                                 self._engine.size, self._config.algorithm,
-                                 self._config.doubling_limit)
-            if choice == plan.RING:
-                ring.all_reduce(operation, self._config.segment)
-            else:
-                doubling.all_reduce(operation)
+    def _all_reduce(self, operation):
+        size = self._engine.size
+        if size == 1:
+            if operation.target is not operation.source:
+                memoryview(operation.target)[:] = memoryview(operation.source)
+            return
+        choice = plan.choose(operation.count * operation.itemsize, operation.count, size,
+                             self._config.algorithm, self._config.doubling_limit)
+        if choice == plan.RING:
+            ring.all_reduce(operation, self._config.segment)
+        else:
+            doubling.all_reduce(operation)
 
     def _timeout(self, timeout):
         return self._config.timeout if timeout is USE_CONFIG else check_timeout(timeout)
 
-    @contextlib.contextmanager
-    def _alone(self, name):
+    def _enter(self, name):
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(
                 f"{name} was called while another thread is in a collective of this "
                 "communicator: their order would differ between ranks; use one thread, or a "
                 "communicator for each")
-        try:
-            yield
-        finally:
-            self._lock.release()
 
-    @contextlib.contextmanager
-    def _guard(self, operation):
-        try:
-            yield
-        except BaseException as error:
-            self._memory = None            # a late message may still write into it
-            operation.give_up(error)
-            if isinstance(error, TimeoutError):
-                raise TimeoutError(
-                    f"{operation.name} did not end within {operation.timeout:g} s on rank "
-                    f"{self._engine.rank}: {error}", peer=error.peer,
-                    peer_state=error.peer_state) from error
-            raise
+    def _failed(self, operation, error):
+        """After ``error`` in the middle: clean up; raises it with the collective's name where
+        the text speaks of a single message only."""
+        self._memory = None                # a late message may still write into it
+        operation.give_up(error)
+        if isinstance(error, TimeoutError):
+            raise TimeoutError(
+                f"{operation.name} did not end within {operation.timeout:g} s on rank "
+                f"{self._engine.rank}: {error}", peer=error.peer,
+                peer_state=error.peer_state) from error
+        if isinstance(error, PeerDeadError):
+            raise PeerDeadError(f"{operation.name} on rank {self._engine.rank}: {error}",
+                                peer=error.peer) from error
 
     def _scratch(self, nbytes):
         """Reused between calls: with a NIC, registering costs more than reducing."""

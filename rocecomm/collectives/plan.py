@@ -1,4 +1,4 @@
-"""Who sends what to whom, as arithmetic. Imports nothing; every function is pure.
+"""Who sends what to whom, as arithmetic: every function is pure.
 
 Words, used all over this package:
 
@@ -13,6 +13,8 @@ Words, used all over this package:
 
 Ranges are ``(start, stop)`` in elements.
 """
+
+import functools
 
 RING, DOUBLING = "ring", "doubling"
 
@@ -70,6 +72,7 @@ FOLD_SEND, FOLD_RECV, EXCHANGE, UNFOLD_SEND, UNFOLD_RECV = (
     "fold_send", "fold_recv", "exchange", "unfold_send", "unfold_recv")
 
 
+@functools.lru_cache
 def doubling(rank, world):
     """Steps ``(kind, peer, number)`` of a recursive doubling all-reduce.
 
@@ -82,7 +85,7 @@ def doubling(rank, world):
     extra = world - power
     unfold = power.bit_length()
     if rank < 2 * extra and rank % 2 == 0:
-        return [(FOLD_SEND, rank + 1, 0), (UNFOLD_RECV, rank + 1, unfold)]
+        return (FOLD_SEND, rank + 1, 0), (UNFOLD_RECV, rank + 1, unfold)
     place = rank // 2 if rank < 2 * extra else rank - extra
     steps = [(FOLD_RECV, rank - 1, 0)] if rank < 2 * extra else []
     for turn in range(unfold - 1):
@@ -91,11 +94,12 @@ def doubling(rank, world):
         steps.append((EXCHANGE, peer, turn + 1))
     if rank < 2 * extra:
         steps.append((UNFOLD_SEND, rank - 1, unfold))
-    return steps
+    return tuple(steps)
 
 
 # --- barrier
 
+@functools.lru_cache
 def dissemination(rank, world):
     """``(send to, receive from)`` for each of the ``ceil(log2(world))`` rounds: after round
     k a rank has heard, directly or not, from the 2^(k+1) - 1 ranks before it."""
@@ -103,4 +107,4 @@ def dissemination(rank, world):
     while distance < world:
         rounds.append(((rank + distance) % world, (rank - distance) % world))
         distance *= 2
-    return rounds
+    return tuple(rounds)
