@@ -35,13 +35,16 @@ class SGD:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
     def check(self, dtype):
+        """TypeError for a dtype it cannot handle."""
         if np.dtype(dtype).kind != "f":
             raise TypeError(f"SGD works on float dtypes, not {dtype}")
 
     def state(self, value):
+        """The velocity: zeros, or None without momentum."""
         return np.zeros_like(value) if self.momentum else None
 
     def update(self, value, push, velocity):
+        """One step; overwrites ``push``. Returns the velocity."""
         if self.weight_decay:
             push += self.weight_decay * value
         if self.momentum:
