@@ -14,6 +14,7 @@ READ = v.IBV_ACCESS_REMOTE_READ
 ATOMIC = v.IBV_ACCESS_REMOTE_ATOMIC
 ALL = LOCAL | WRITE | READ | ATOMIC
 SMALL = os.environ.get("ROCECOMM_TEST_SIZES") == "small"    # starting a process takes long
+SANITIZED = "ROCECOMM_TEST_SANITIZER" in os.environ
 WITHIN = 6.0        # seconds that a completion may take, before the device's factor
 
 

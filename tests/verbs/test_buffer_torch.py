@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from verbs.pair import SANITIZED
 
 from rocecomm.verbs import acquire
 
@@ -133,4 +134,4 @@ def test_ten_thousand_tensors(device, scale):
         rounds(20)
         before = resident()
         rounds(scale.rounds(10_000, 200))
-        assert resident() - before < 50 << 20
+        assert SANITIZED or resident() - before < 50 << 20
