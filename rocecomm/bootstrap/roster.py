@@ -82,12 +82,18 @@ def _check_all(store, launch, config, deadline):
     for rank in range(launch.world_size):
         try:
             member = json.loads(store.get(f"member/{rank}", _left(deadline)))
+            world_size, host, settings = (member["world_size"], str(member["host"]),
+                                          dict(member["settings"]))
         except TimeoutError:
             raise _missing(store, launch, deadline) from None
-        if member["world_size"] != launch.world_size:
-            raise _worlds(0, launch.world_size, rank, member["world_size"])
-        _compare(mine, rank, member["settings"])
-        hosts.append(member["host"])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise JoinError(f"what rank {rank} published cannot be read "
+                            f"({type(error).__name__}: {error}): does it run the same version "
+                            "of rocecomm?", setting="protocol version") from None
+        if world_size != launch.world_size:
+            raise _worlds(0, launch.world_size, rank, world_size)
+        _compare(mine, rank, settings)
+        hosts.append(host)
     roster = {"world_size": launch.world_size, "hosts": hosts,
               "job_id": secrets.token_hex(16),
               "secret": secrets.token_hex(32) if store.trusted else None}
@@ -95,7 +101,8 @@ def _check_all(store, launch, config, deadline):
 
 
 def _compare(mine, rank, theirs):
-    for name in sorted({*mine, *theirs}):
+    # The version first: another one may have other settings.
+    for name in sorted({*mine, *theirs}, key=lambda name: (name != "protocol version", name)):
         if mine.get(name) != theirs.get(name):
             raise JoinError(
                 f"rank 0 and rank {rank} disagree about {name}: it is "

@@ -162,6 +162,21 @@ def test_an_older_protocol_version(world):
         assert "1 on rank 0" in result["error"] and "0 on rank 1" in result["error"]
 
 
+def from_another_age(peers):
+    """Rank 1 signs in with something that this version cannot read."""
+    from rocecomm.bootstrap import roster
+    if peers.rank == 1:
+        roster.json = type("Json", (), {"dumps": lambda _: '{"hello": 1}',
+                                        "loads": roster.json.loads})
+    peers.barrier()
+    return join(peers.rank, 2)
+
+
+def test_a_member_that_cannot_be_read(world):
+    for result in world(2, from_another_age, plain=True):
+        assert result["setting"] == "protocol version" and "what rank 1 published" in result["error"]
+
+
 def again(peers, rounds):
     """Groups one after the other in the same processes, some of them failing."""
     jobs = []
