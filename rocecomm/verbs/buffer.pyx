@@ -36,7 +36,8 @@ cdef class Buffer:
     """Memory of an object, held: see `acquire`. ``len(buffer)`` is its size in bytes.
 
     ``address`` (int), ``nbytes``, ``dtype`` (numpy's name, "bfloat16", ...), ``itemsize``,
-    ``shape``, ``device`` ("cpu" or "cuda_host"), ``readonly``, ``obj`` (what was passed).
+    ``shape``, ``device`` ("cpu" or "cuda_host"), ``readonly``, ``obj`` (what was passed,
+    None once released).
     It offers its bytes through the buffer protocol, so ``memoryview(buffer)`` works.
     """
 
@@ -65,6 +66,7 @@ cdef class Buffer:
             self.dl = NULL
         self.guard = None
         self.exporter = None
+        self.obj = None
         return 0
 
     def close(self):

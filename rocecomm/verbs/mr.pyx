@@ -72,7 +72,7 @@ cdef class MR(Handle):
         if rc == 0:
             self.mr = NULL
             self.buffer.unhold()
-            if self.buffer.obj is not None and self.buffer.holds == 0:
+            if self.buffer.holds == 0:
                 self.buffer.release_now()
         return rc
 

@@ -220,7 +220,7 @@ def test_two_threads_close_the_same(device):
 # --------------------------------------------------------------------------- forks
 def script(code, *args, timeout=200, **env):
     return subprocess.run([sys.executable, "-W", "always", "-c", code, *args], capture_output=True, text=True,
-                          timeout=timeout, env={**os.environ, **env})
+                          timeout=timeout, env={**os.environ, "OPENBLAS_NUM_THREADS": "1", **env})
 
 
 FORK = """
