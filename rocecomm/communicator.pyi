@@ -1,5 +1,7 @@
 """The Communicator: what most users meet."""
-from typing import Any, Iterable, Literal, Mapping, Sequence
+from collections.abc import Iterable
+from typing import Any
+
 from .bootstrap import Group
 from .config import Config, _UseConfig
 from .link.engine import Engine

@@ -104,7 +104,7 @@ def become_rank(request):
 
         worlds.child(*request["argv"])
         code = 0
-    except BaseException:  # noqa: BLE001 - the last line of defence of this process
+    except BaseException:
         import traceback
 
         traceback.print_exc()
