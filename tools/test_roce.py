@@ -6,8 +6,8 @@ Boots the machine with tools/vm.sh and runs in it, on rxe0, every test that uses
 ``device`` fixture, and tests/roce: interoperability with programs of rdma-core. (Tests that
 use no device would do the same there as in make test, 20 times slower.) Pytest's own
 output is shown; its junit file, report and log end up in build/roce. Exit status:
-pytest's, or 1 where the machine did not boot, no test ran, or fewer than 90 % of the tests that use the ``device`` fixture
-ran (not skipped) on rxe0 (only checked when the whole suite runs).
+pytest's, or 1 where the machine did not boot, no test ran, or fewer than 90 % of the tests
+that use the ``device`` fixture ran (not skipped) on rxe0 (checked for the whole suite only).
 """
 
 import json
