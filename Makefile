@@ -42,9 +42,9 @@ tsan: ## the C tests under the thread sanitizer
 	@tools/setup.sh
 	@SAN=thread $(PY) tools/ctest.py $(ARGS)
 
-bench: ## benchmarks side by side with MPI and gloo
+bench: ## send/recv side by side with MPI, in one run
 	@tools/setup.sh test torch mpi
-	$(PY) benchmarks/run.py $(ARGS)
+	$(PY) benchmarks/latency.py $(ARGS)
 
 lint: ## ruff, types of the stubs, layering and packaging rules
 	@tools/setup.sh test lint
