@@ -92,6 +92,7 @@ with rocecomm.init() as comm:
 """
 
 
+@pytest.mark.stress
 @pytest.mark.timeout(120)
 def test_two_torchrun_agents_meet_over_tcp(device, tmp_path):
     """As on two hosts: the agents' store carries the address and secret of rank 0's own."""
@@ -138,11 +139,3 @@ def test_gradient_sync(device):
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", text)]
     assert len(losses) == 10 and losses[-1] < losses[0] / 3
     assert f"2 workers and a server on {device} agree on all parameters" in text
-
-
-def test_gradient_sync_alone_says_what_it_needs(device):
-    pytest.importorskip("torch")
-    done = subprocess.run([sys.executable, "examples/gradient_sync.py"], cwd=ROOT, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "ROCECOMM_IB_HCA": device},
-                          capture_output=True, timeout=60)
-    assert done.returncode == 1 and "rocecomm run -n 3" in done.stderr

@@ -110,21 +110,20 @@ def test_in_place_and_overlapping(world):
     assert world(2, overlapping) == [(40.0, [0.0, 1.0, 2.0, 3.0, 4.0] + [0, 2, 4, 6, 8])] * 2
 
 
-def bits(comm, dtype, count, rounds):
+def bits(comm, dtype, counts, rounds):
     hashes = []
-    for i in range(rounds):
-        array = np.random.default_rng((comm.rank, i)).standard_normal(count).astype(dtype)
+    for count in counts * rounds:
+        random = np.random.default_rng((comm.rank, len(hashes)))
+        array = random.standard_normal(count).astype(dtype)
         hashes.append(hashlib.sha256(comm.all_reduce(array)).hexdigest())
     return hashes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_same_bits_on_all_ranks_and_in_every_run(world, scale, dtype):
-    count = min(1_000_003, scale.bytes // 8)
-    first = world(4, bits, dtype, count, 3) + world(4, bits, dtype, 101, 3)
-    second = world(4, bits, dtype, count, 3) + world(4, bits, dtype, 101, 3)
-    assert first == second and len(set(map(tuple, first[:4]))) == 1
-    assert len(set(map(tuple, first[4:]))) == 1
+    counts = [101, min(1_000_003, scale.bytes // 8)]
+    first, second = (world(4, bits, dtype, counts, 2) for _ in range(2))
+    assert first == second and len(set(map(tuple, first))) == 1
 
 
 def other_buffers(comm):
@@ -334,7 +333,7 @@ def killed_rank(world, scale, seed):
             assert f"rank {victim}" in text or "PeerDead" in text, text
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_survivor_of_a_killed_rank_raises(world, scale, seed):
     killed_rank(world, scale, seed)
 
