@@ -21,9 +21,25 @@ from libc.string cimport memset
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int) noexcept
 
-import threading
-
 from .config import USE_CONFIG, Config, check_timeout
+
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    ctypedef struct PyInterpreterState:
+        pass
+    PyThreadState *PyThreadState_Get() noexcept
+    PyInterpreterState *PyThreadState_GetInterpreter(PyThreadState *) noexcept
+    PyThreadState *PyInterpreterState_ThreadHead(PyInterpreterState *) noexcept
+    PyThreadState *PyThreadState_Next(PyThreadState *) noexcept
+
+
+cdef inline bint only_thread() noexcept:
+    """Whether no other Python thread exists that could receive what this one waits for."""
+    cdef PyThreadState *first = PyInterpreterState_ThreadHead(
+        PyThreadState_GetInterpreter(PyThreadState_Get()))
+    return PyThreadState_Next(first) == NULL
+
 
 cdef enum:
     # Polls with the GIL held before a receive prepares to wait: about 2 microseconds.
@@ -159,10 +175,12 @@ cdef class Communicator:
         cdef int64_t deadline = g.until(timeout)
         cdef int result
         cdef object entry = None
-        held = hold(buf if held is None else held, False, &m)
-        if g.cache is not None and m.n > e.eager_limit:
-            entry = g.cache.find(held)
-        blocking = threading.active_count() == 1
+        cdef bint plain = held is None and plain_array(buf, False, &m)
+        if not plain or (g.cache is not None and m.n > e.eager_limit):
+            plain = False
+            held = hold(buf if held is None else held, False, &m)
+            if g.cache is not None and m.n > e.eager_limit:
+                entry = g.cache.find(held)
         g.enter()
         r = req_new(e)
         if r == NULL:
@@ -175,13 +193,15 @@ cdef class Communicator:
         r.peer = peer
         r.source = e.rank
         r.tag = tag
-        r.flags = F_WAITS | F_BLOCKING if blocking else F_WAITS
+        r.flags = F_WAITS | F_BLOCKING if only_thread() else F_WAITS
         if entry is not None:
             r.lkey, r.rkey = entry.lkey, entry.rkey
             r.mr = <ibv_mr *><size_t>entry.handle
         start_send(e, &e.peers[peer], r)
         g.leave()
         try:
+            if plain:
+                held = hold(buf, False, &m)     # while the announcement travels; the GIL was held
             if r.state != S_DONE:
                 result = g.wait_reqs(&r, 1, False, deadline)
                 if result == W_TIMEOUT and not self.take_back(r):

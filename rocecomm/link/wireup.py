@@ -192,9 +192,7 @@ def connect(qp, mine, theirs, agreement, config, port):
     """Moves a queue pair in INIT to ready-to-send, to the peer's."""
     dest_qp, rq_psn = theirs.qps[mine.rank]
     _, sq_psn = mine.qps[theirs.rank]
-    # what is left of the deadline for death when a heartbeat was posted as late as can be
-    budget = max(0.05, config.dead_after - beat_interval(config) - 0.2)
-    timeout, retry = config.replace(dead_after=budget).transport_retry()
+    timeout, retry = transport_timer(config)
     qp.to_rtr(
         dest_qp, path_mtu=_MTU_CODE[agreement.mtu], rq_psn=rq_psn,
         max_dest_rd_atomic=agreement.serves, min_rnr_timer=1,
@@ -203,6 +201,15 @@ def connect(qp, mine, theirs, agreement, config, port):
     # Credits keep the receiver ready; the endless RNR retry is only the net below.
     qp.to_rts(sq_psn=sq_psn, timeout=timeout, retry_cnt=retry, rnr_retry=7,
               max_rd_atomic=agreement.reads)
+
+
+def transport_timer(config):
+    """``(timeout, retry_cnt)``: what is left of ``dead_after`` when a heartbeat was posted as
+    late as can be, with some slack. Seven retries mean "for ever" to kernel Soft-RoCE, which
+    would never report a death, so there are at most six."""
+    budget = max(0.05, 0.8 * (config.dead_after - beat_interval(config)))
+    retries = min(6, config.ib_retry_cnt)
+    return config.replace(dead_after=budget, ib_retry_cnt=retries).transport_retry()
 
 
 def beat_interval(config):

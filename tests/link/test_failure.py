@@ -58,7 +58,7 @@ def wait_in(comm, what):
 def test_a_dead_peer_is_found_in_every_wait(world, scale, what):
     result = world(2, wait_in, what, mortal=[1])
     assert result[1] == Died(signal.SIGKILL)
-    assert result[0] < 0.7 + 5
+    assert result[0] < 0.7 + 5 * scale.time
 
 
 def hundred_requests(comm, n):
@@ -149,8 +149,8 @@ def leaves_a_waiter(comm):
     return time.monotonic() - start
 
 
-def test_a_waiter_learns_that_the_peer_left(world):
-    assert world(2, leaves_a_waiter)[1] < 3
+def test_a_waiter_learns_that_the_peer_left(world, scale):
+    assert world(2, leaves_a_waiter)[1] < 3 * scale.time
 
 
 def closed_by_a_thread(comm, n):                               # F4 c, H8

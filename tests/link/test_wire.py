@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from rocecomm.config import Config
 from rocecomm.errors import JoinError, MismatchError, PeerDeadError
 from rocecomm.link import failure, wire, wireup
 from rocecomm.link.wireup import Endpoint, agree
@@ -104,6 +105,15 @@ def test_other_versions_are_refused(change, words):
 def test_garbage_for_an_endpoint_is_a_join_error(data):
     with pytest.raises(JoinError, match="rank 3"):
         Endpoint.unpack(data, 3)
+
+
+@pytest.mark.parametrize("dead_after", [0.5, 1, 5, 30])
+def test_a_death_is_found_in_time(dead_after):
+    config = Config(dead_after=dead_after)
+    timeout, retries = wireup.transport_timer(config)
+    assert retries < 7                      # kernel Soft-RoCE takes 7 for "for ever"
+    worst = wireup.beat_interval(config) + 4.096e-6 * 2**timeout * (retries + 1)
+    assert 0.3 * dead_after < worst < dead_after
 
 
 def test_failures_say_what_happened():
