@@ -139,11 +139,13 @@ void sn_channel_watch(struct sn_priv_qp *qp)
 	uint64_t at = atomic_load(&qp->qp->sq.deadline);
 	pthread_mutex_lock(&ch->lock);
 	struct sn_peer *peer = qp->peer;
-	if (peer && !peer->local && !peer->dead && !watch_death(ch, peer)) {
-		uint64_t soon = sn_now() + 50000000; /* no pidfd (another pid namespace): look often */
-		if (!at || soon < at)
-			at = soon;
-	}
+	/* Known to be dead: now. Where no pidfd says so (another pid namespace, a context of this very
+	 * process): look often. And nothing hangs on one wake-up alone: look now and then in any case. */
+	uint64_t look = sn_now();
+	if (!peer || !peer->dead)
+		look += peer && (peer->local || !watch_death(ch, peer)) ? 50000000 : 1000000000;
+	if (!at || look < at)
+		at = look;
 	if (at && (!ch->timer_at || at < ch->timer_at))
 		set_timer(ch, at);
 	pthread_mutex_unlock(&ch->lock);
@@ -154,7 +156,9 @@ static void peer_died(struct sn_channel *ch, sn_id id)
 	pthread_mutex_lock(&ch->lock);
 	for (uint32_t i = 0; i < ch->num_death; i++)
 		if (ch->death[i].id == id) {
-			close(ch->death[i].fd); /* leaves the epoll set with it */
+			/* a forked child may hold a copy, so closing alone would not take it out */
+			epoll_ctl(ch->ibv.fd, EPOLL_CTL_DEL, ch->death[i].fd, NULL);
+			close(ch->death[i].fd);
 			ch->death[i] = ch->death[--ch->num_death];
 			break;
 		}
@@ -205,6 +209,39 @@ static bool read_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_cont
 	return false;
 }
 
+/* The descriptor said readable, but nothing came of it. Some CQ that is armed gets an event all the
+ * same: verbs allow it, whereas sleeping after POLLIN would freeze an event loop. If none is armed
+ * nobody is waiting, and what woke us is put to rest. */
+static bool spurious_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_context)
+{
+	struct sn_ctx *ctx = ch->ctx;
+	bool found = false;
+	pthread_mutex_lock(&ctx->lock);
+	for (uint32_t i = 0; i < SN_CQS && i < atomic_load(&ctx->seg->cq_limit) && !found; i++) {
+		struct sn_priv_cq *c = ctx->cqs[i];
+		if (!c || c->ibv.channel != &ch->ibv || atomic_exchange(&c->cq->armed, SN_ARM_NONE) == SN_ARM_NONE)
+			continue;
+		pthread_mutex_lock(&c->ibv.mutex);
+		c->events_seen++;
+		pthread_mutex_unlock(&c->ibv.mutex);
+		*cq = &c->ibv;
+		*cq_context = c->ibv.cq_context;
+		found = true;
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	if (found)
+		return true;
+	pthread_mutex_lock(&ch->lock);
+	for (uint32_t i = 0; i < ch->num_death; i++) {
+		epoll_ctl(ch->ibv.fd, EPOLL_CTL_DEL, ch->death[i].fd, NULL);
+		close(ch->death[i].fd);
+	}
+	ch->num_death = 0;
+	set_timer(ch, 0);
+	pthread_mutex_unlock(&ch->lock);
+	return false;
+}
+
 SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq, void **cq_context)
 {
 	struct sn_channel *ch = sn_container(ibv, struct sn_channel, ibv);
@@ -237,7 +274,7 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 		}
 		if (kick)
 			kick_all(ch);
-		if (read_event(ch, cq, cq_context))
+		if (read_event(ch, cq, cq_context) || (kick && spurious_event(ch, cq, cq_context)))
 			return 0;
 		if (!block && (n == 0 || slept)) {
 			errno = EAGAIN;

@@ -99,14 +99,18 @@ static bool wait_slot(struct sn_ctx *ctx, uint32_t slot, uint32_t qpn, uint32_t 
 	uint64_t bit = 1ULL << slot % 64;
 	int err;
 	struct sn_peer *p = sn_peer_get(ctx, slot, &err);
+	if (!p && err != ENOENT)
+		return false; /* no descriptor or memory to look with: nobody can say that it is gone */
 	if (!p) {
 		/* Gone: do not look for it again. A newcomer that maps us sets the bit first and is
 		 * found by the second look, or finds the key revoked. */
 		atomic_fetch_and(users, ~bit);
 		p = sn_peer_get(ctx, slot, &err);
-		if (!p)
+		if (!p && err == ENOENT)
 			return true;
 		atomic_fetch_or(users, bit);
+		if (!p)
+			return false;
 	}
 	for (; p; p = p->retired)
 		if (!p->dead && !wait_all(ctx, p->seg, p->id, qpn, key))

@@ -16,7 +16,7 @@ void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn
 	if (!side->peer || side->peer->local)
 		p->ptr = (char *)(uintptr_t)p->addr;
 	else
-		p->ptr = mr->pool ? sn_peer_pool(side->peer, mr->pool - 1, mr->pool_offset + offset, length) : NULL;
+		p->ptr = mr->pool ? sn_peer_pool(side->peer, mr, offset, length) : NULL;
 }
 
 static void copy_mapped(bool write, struct sn_piece *local, struct sn_piece *far, uint64_t length)
@@ -96,7 +96,7 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 
 	if (!sn_lock(ctx, &t->seg->atomics))
 		return SN_COPY_DEAD;
-	if (where->ptr) {
+	if (where->ptr && (uintptr_t)where->ptr % 8 == 0) {
 		/* the program itself may use the CPU's atomics on the same word */
 		_Atomic uint64_t *at = (_Atomic uint64_t *)(void *)where->ptr;
 		if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
@@ -115,6 +115,6 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 				r = sn_copy(t->seg->pid, true, &fresh, 1, where, 1, 8);
 		}
 	}
-	sn_unlock(&t->seg->atomics);
+	sn_unlock(ctx, &t->seg->atomics);
 	return r;
 }

@@ -97,7 +97,7 @@ SN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 			c->ring = fresh;
 			c->size = size;
 		}
-		sn_unlock(&c->lock);
+		sn_unlock(ctx, &c->lock);
 		if (!err) {
 			sn_heap_put(ctx, old, old_size * sizeof(struct sn_cqe));
 			ibv->cqe = (int)size;
@@ -122,6 +122,9 @@ SN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 		pthread_cond_wait(&ibv->cond, &ibv->mutex);
 	pthread_mutex_unlock(&ibv->mutex);
 	pthread_mutex_lock(&ctx->lock);
+	sn_spin(&cq->poll_lock);
+	sn_cq_purge(ctx, cq, 0);
+	sn_unspin(&cq->poll_lock);
 	cq->cq->epoch++; /* events still in the FIFO are void */
 	sn_heap_put(ctx, cq->cq->ring, cq->cq->size * sizeof(struct sn_cqe));
 	ctx->cqs[cq->index] = NULL;
@@ -133,26 +136,40 @@ SN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 	return 0;
 }
 
+/* With the producers' lock held: one that died may have published an entry and not counted it. */
+static uint32_t repaired_tail(struct sn_seg *seg, struct sn_cq *cq)
+{
+	uint32_t tail = atomic_load_explicit(&cq->tail, memory_order_relaxed);
+	struct sn_cqe *ring = sn_at(seg, cq->ring);
+	if (atomic_load_explicit(&ring[tail & (cq->size - 1)].seq, memory_order_relaxed) == tail + 1)
+		atomic_store_explicit(&cq->tail, ++tail, memory_order_relaxed);
+	return tail;
+}
+
 /* Into the completion queue `index` of a side. ENOSPC: it overran, and is of no use any more. */
 int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t index, const struct sn_cqe *cqe, bool solicited)
 {
 	struct sn_cq *cq = sn_cq_at(side->seg, index);
-	if (!sn_lock(ctx, &cq->lock))
+	if (!sn_lock(ctx, &cq->lock)) {
+		/* A stopped process sits on it. A lost completion must be heard of. */
+		if (!atomic_exchange(&cq->overrun, 1))
+			sn_async_raise(ctx, side, IBV_EVENT_CQ_ERR, index, cq->epoch);
 		return EBUSY;
-	uint32_t tail = atomic_load_explicit(&cq->tail, memory_order_relaxed);
+	}
+	uint32_t tail = repaired_tail(side->seg, cq);
 	if (tail - atomic_load_explicit(&cq->head, memory_order_acquire) >= cq->size) {
 		bool first = !atomic_exchange(&cq->overrun, 1);
 		uint32_t epoch = cq->epoch;
-		sn_unlock(&cq->lock);
+		sn_unlock(ctx, &cq->lock);
 		if (first)
 			sn_async_raise(ctx, side, IBV_EVENT_CQ_ERR, index, epoch);
 		return ENOSPC;
 	}
 	struct sn_cqe *e = (struct sn_cqe *)sn_at(side->seg, cq->ring) + (tail & (cq->size - 1));
 	memcpy(e, cqe, offsetof(struct sn_cqe, seq));
+	atomic_store_explicit(&e->seq, tail + 1, memory_order_release); /* this publishes it */
 	atomic_store_explicit(&cq->tail, tail + 1, memory_order_relaxed);
-	atomic_store_explicit(&e->seq, tail + 1, memory_order_release);
-	sn_unlock(&cq->lock);
+	sn_unlock(ctx, &cq->lock);
 
 	if (cq->channel) {
 		atomic_thread_fence(memory_order_seq_cst); /* against req_notify: entry first, then look */
@@ -168,49 +185,85 @@ int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t index, c
 bool sn_cq_kick(struct sn_priv_cq *cq)
 {
 	bool moved = false, pending = false;
+	/* cleared before looking: a send that comes to wait meanwhile sets it again */
+	atomic_store(&cq->pending, 0);
+	atomic_thread_fence(memory_order_seq_cst);
 	sn_spin(&cq->poll_lock);
 	for (struct sn_priv_qp *qp = cq->senders; qp; qp = qp->next_sender)
 		if (sn_qp_busy(qp->qp)) {
 			moved |= sn_drive(qp);
 			pending |= sn_qp_busy(qp->qp);
 		}
-	if (!pending)
-		atomic_store_explicit(&cq->pending, 0, memory_order_relaxed);
+	if (pending)
+		atomic_store(&cq->pending, 1);
 	sn_unspin(&cq->poll_lock);
 	return moved;
 }
 
-static void give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv_qp *qp)
+/* The receive entry of a completion goes back to the program. False: it was given back before, the
+ * completion is a duplicate (its producer died or was stopped between two steps). */
+static bool give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv_qp *qp)
 {
-	if (e->srq < 0) {
-		if (qp)
-			sn_free_list_put(&qp->free, e->rwqe);
-	} else {
-		struct sn_priv_srq *srq = ctx->srqs[e->srq];
-		if (srq && atomic_load(&srq->srq->epoch) == e->srq_epoch)
-			sn_free_list_put(&srq->free, e->rwqe);
-	}
+	struct sn_priv_srq *srq = e->srq < 0 ? NULL : ctx->srqs[e->srq];
+	struct sn_rq *rq = srq ? &srq->srq->rq : qp ? &qp->qp->rq : NULL;
+	if (srq ? atomic_load(&srq->srq->epoch) != e->srq_epoch : e->srq >= 0 || !qp)
+		return true; /* the queue is gone or was emptied */
+	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, rq, e->entry);
+	uint32_t state = atomic_load(&w->state);
+	if (w->serial != e->serial || state == SN_RWQE_FREE || !atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
+		return false;
+	sn_free_list_put(srq ? &srq->free : &qp->free, e->entry);
+	return true;
 }
 
-/* False: the completion is of a QP that was reset or destroyed since. */
-static bool consume(struct sn_ctx *ctx, const struct sn_cqe *e, struct ibv_wc *wc)
+enum fate { REPORT, SKIP, LATER };
+
+/* The payload of a lazy receive must be in place before the program hears of it. */
+static enum fate place_now(struct sn_ctx *ctx, struct sn_priv_cq *cq, struct sn_qp *qp, const struct sn_cqe *e,
+			   struct ibv_wc *wc, bool *kept)
+{
+	struct sn_side t = { ctx->seg, qp, NULL };
+	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->entry);
+	enum sn_placed placed = sn_place_one(ctx, &t, w, false);
+	if (placed == SN_PLACED_LATER) {
+		/* Its sender is placing it. If it is stopped there, the program hears of it in the end;
+		 * the sender's claim holds the memory as long as it may still write. */
+		uint64_t now = sn_now();
+		if (!cq->late_since)
+			cq->late_since = now;
+		if (now - cq->late_since < SN_LOCK_WAIT_NS)
+			return LATER;
+		*kept = true;
+	}
+	cq->late_since = 0;
+	if (placed != SN_PLACED)
+		wc->status = IBV_WC_LOC_PROT_ERR;
+	atomic_fetch_add_explicit(&qp->lazy_polled, 1, memory_order_release);
+	return REPORT;
+}
+
+static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct sn_cqe *e, struct ibv_wc *wc)
 {
 	struct sn_qp *qp = sn_qp_at(ctx->seg, e->qpn & (SN_QPS - 1));
 	struct sn_priv_qp *priv = ctx->qps[e->qpn & (SN_QPS - 1)];
+	/* else: of a QP that was reset or destroyed since */
 	bool valid = priv && atomic_load_explicit(&qp->epoch, memory_order_relaxed) == e->epoch;
 
+	wc->status = e->status;
 	if (e->kind & SN_CQE_RECV) {
-		if (valid && e->kind & SN_CQE_LAZY) {
-			struct sn_side t = { ctx->seg, qp, NULL };
-			sn_place_one(ctx, &t, sn_rwqe_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->rwqe));
-			atomic_fetch_add_explicit(&qp->lazy_polled, 1, memory_order_release);
-		}
-		give_back(ctx, e, valid ? priv : NULL);
+		bool kept = false; /* a stopped sender still has its hands on the entry */
+		if (valid && e->kind & SN_CQE_LAZY && place_now(ctx, cq, qp, e, wc, &kept) == LATER)
+			return LATER;
+		if (!kept && !give_back(ctx, e, valid ? priv : NULL))
+			return SKIP;
+	} else if (valid) {
+		if ((int32_t)(e->entry - qp->sq.polled) < 0)
+			return SKIP;
+		qp->sq.polled = e->entry + 1;
 	}
 	if (!valid)
-		return false;
+		return SKIP;
 	wc->wr_id = e->wr_id;
-	wc->status = e->status;
 	wc->opcode = e->opcode;
 	wc->vendor_err = e->vendor_err;
 	wc->byte_len = e->byte_len;
@@ -222,7 +275,33 @@ static bool consume(struct sn_ctx *ctx, const struct sn_cqe *e, struct ibv_wc *w
 	wc->slid = 0;
 	wc->sl = 0;
 	wc->dlid_path_bits = 0;
-	return true;
+	return REPORT;
+}
+
+/* Takes the completions of QP number `qpn` out of the queue (of all, with 0), as a NIC's driver does
+ * at RESET: their receive entries go back, the room is free. With the poll lock held. */
+void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn)
+{
+	struct sn_cq *c = cq->cq;
+	struct sn_cqe *ring = sn_at(ctx->seg, c->ring);
+	if (!sn_lock(ctx, &c->lock))
+		return; /* they are void all the same, and skipped when they are polled */
+	uint32_t head = atomic_load(&c->head), tail = repaired_tail(ctx->seg, c), to = head;
+	for (uint32_t i = head; i != tail; i++) {
+		struct sn_cqe *e = &ring[i & (c->size - 1)], *d = &ring[to & (c->size - 1)];
+		if (!qpn || e->qpn == qpn) {
+			if (e->kind & SN_CQE_RECV)
+				give_back(ctx, e, NULL);
+			continue;
+		}
+		if (d != e)
+			memcpy(d, e, offsetof(struct sn_cqe, seq));
+		atomic_store(&d->seq, ++to);
+	}
+	for (uint32_t i = to; i != tail; i++)
+		atomic_store(&ring[i & (c->size - 1)].seq, 0);
+	atomic_store(&c->tail, to);
+	sn_unlock(ctx, &c->lock);
 }
 
 static int take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *wc)
@@ -235,8 +314,10 @@ static int take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc 
 		struct sn_cqe *e = &ring[head & (c->size - 1)];
 		if (atomic_load_explicit(&e->seq, memory_order_acquire) != head + 1)
 			break;
-		if (consume(ctx, e, &wc[got]))
-			got++;
+		enum fate fate = consume(ctx, cq, e, &wc[got]);
+		if (fate == LATER)
+			break;
+		got += fate == REPORT;
 		head++;
 	}
 	if (head != from)
@@ -285,6 +366,7 @@ int sn_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 		; /* "next" is the wider request and stays */
 	atomic_thread_fence(memory_order_seq_cst);
 	if (atomic_load(&cq->pending)) {
+		sn_cq_kick(cq);
 		sn_spin(&cq->poll_lock);
 		for (struct sn_priv_qp *qp = cq->senders; qp; qp = qp->next_sender)
 			if (sn_qp_busy(qp->qp))

@@ -20,7 +20,7 @@ static struct sn_device {
 
 static uint64_t setting(const char *name, uint64_t otherwise, uint64_t least, uint64_t most)
 {
-	const char *text = getenv(name);
+	const char *text = secure_getenv(name);
 	char *end;
 	if (!text || !*text)
 		return otherwise;
@@ -58,6 +58,11 @@ static enum ibv_mtu mtu(void)
 	default:
 		return IBV_MTU_4096;
 	}
+}
+
+uint32_t sn_mtu_bytes(void)
+{
+	return 128u << mtu();
 }
 
 static unsigned index_of(struct ibv_device *device)
@@ -336,11 +341,31 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	return c;
 }
 
+/* Ends what the program left open, so that no peer touches its memory any more. */
+static bool abandon(struct sn_ctx *ctx)
+{
+	bool quiet = true;
+	pthread_mutex_lock(&ctx->lock);
+	for (uint32_t i = 0; i < atomic_load(&ctx->seg->qp_limit); i++)
+		if (ctx->qps[i])
+			quiet &= sn_qp_abandon(ctx->qps[i]) == 0;
+	for (uint32_t i = 0; i < atomic_load(&ctx->seg->mr_limit); i++) {
+		struct sn_mr *e = sn_mr_at(ctx->seg, i);
+		uint32_t key = atomic_exchange(&e->key, 0);
+		if (key)
+			quiet &= sn_wait_claims(ctx, 0, key);
+	}
+	pthread_mutex_unlock(&ctx->lock);
+	return quiet;
+}
+
 SN_EXPORT int ibv_close_device(struct ibv_context *context)
 {
 	struct sn_ctx *ctx = sn_ctx_of(context);
 	if (sn_foreign(ctx))
 		return 0; /* the parent's; the child's copy of the mappings goes with the child */
+	if (atomic_load(&ctx->objects) && !abandon(ctx))
+		return EBUSY; /* a peer is stopped with its hands on our memory */
 	sn_fabric_leave(ctx);
 	/* As with the kernel's devices, closing ends what the program left open. Its handles may still
 	 * be passed to destroy verbs, so their memory then stays until the process ends. */

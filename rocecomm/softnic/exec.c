@@ -47,15 +47,21 @@ bool sn_qp_busy(struct sn_qp *qp)
 	       atomic_load_explicit(&qp->sq.tail, memory_order_relaxed);
 }
 
-/* To the error state, once: the receive queue is flushed here, the send queue by its next drive. */
-void sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side)
+/* To the error state, once: the receive queue is flushed here, the send queue by its next drive.
+ * True if it was this call that did it: then the peer's sends have nobody left to wait for. */
+bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side)
 {
 	uint32_t state = atomic_load(&side->qp->state);
 	while (state != IBV_QPS_ERR && state != IBV_QPS_RESET && state != SN_QP_FREE)
 		if (atomic_compare_exchange_weak(&side->qp->state, &state, IBV_QPS_ERR)) {
 			sn_rq_flush(ctx, side);
-			return;
+			struct sn_priv_qp *own = side->peer ? NULL : ctx->qps[side->qp->qpn & (SN_QPS - 1)];
+			struct sn_peer *peer = own ? atomic_load(&own->peer) : NULL;
+			if (peer && peer->dead)
+				sn_rq_flush_taken(own); /* what it took it will not complete */
+			return true;
 		}
+	return false;
 }
 
 /* ---- the send queue ----------------------------------------------------------------------- */
@@ -77,7 +83,8 @@ static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
 	}
 }
 
-static int complete_send(struct sn_ctx *ctx, const struct sn_side *r, struct sn_swqe *w, enum ibv_wc_status status)
+static int complete_send(struct sn_ctx *ctx, const struct sn_side *r, struct sn_swqe *w, uint32_t pos,
+			 enum ibv_wc_status status)
 {
 	struct sn_cqe e = {
 		.wr_id = w->wr_id,
@@ -86,6 +93,7 @@ static int complete_send(struct sn_ctx *ctx, const struct sn_side *r, struct sn_
 		.byte_len = w->length,
 		.status = (uint8_t)status,
 		.opcode = (uint8_t)wc_opcode(w->opcode),
+		.entry = pos,
 		.srq = -1,
 	};
 	if (status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED) && !r->qp->sq_sig_all)
@@ -131,10 +139,15 @@ static void stage(const struct sn_side *r)
 {
 	struct sn_qp *qp = r->qp;
 	uint32_t tail = atomic_load(&qp->sq.tail);
-	for (uint32_t pos = atomic_load(&qp->sq.head); pos != tail; pos++) {
+	uint32_t pos = atomic_load(&qp->sq.head);
+	if ((int32_t)(qp->sq.staged_to - pos) > 0)
+		pos = qp->sq.staged_to;
+	for (; pos != tail; pos++) {
 		struct sn_swqe *w = sn_swqe_at(r->seg, &qp->sq, pos);
 		char *to = (char *)w + w->data;
-		bool ok = !w->staged && w->length && w->length <= SN_SMALL && !is_inbound(w->opcode);
+		if (is_inbound(w->opcode))
+			break; /* what is behind, with a fence, may send what this one fetches */
+		bool ok = !w->staged && w->length && w->length <= SN_SMALL;
 		for (uint32_t i = 0; i < w->num_sge && ok; i++) {
 			struct sn_mr mr;
 			struct sn_sge s = w->sge[i];
@@ -148,9 +161,29 @@ static void stage(const struct sn_side *r)
 		if (ok)
 			w->staged = 1;
 	}
+	qp->sq.staged_to = pos;
 }
 
-static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t, bool *fail_t)
+/* The entry at the head is over: its completion, and on to the next. */
+static int finish(struct sn_ctx *ctx, const struct sn_side *r, struct sn_swqe *w, uint32_t head,
+		  enum ibv_wc_status status)
+{
+	struct sn_sq *sq = &r->qp->sq;
+	atomic_store_explicit(&sq->wait, SN_WAIT_NOTHING, memory_order_relaxed);
+	atomic_store_explicit(&sq->deadline, 0, memory_order_relaxed);
+	atomic_store_explicit(&sq->completing, head + 1, memory_order_relaxed);
+	int err = complete_send(ctx, r, w, head, status);
+	/* compared: R takes the queue from an executor that was stopped too long */
+	atomic_compare_exchange_strong_explicit(&sq->head, &(uint32_t){ head }, head + 1, memory_order_release,
+						memory_order_relaxed);
+	return err;
+}
+
+struct failed {
+	bool r, t;
+};
+
+static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t, struct failed *failed)
 {
 	struct sn_qp *qp = r->qp;
 	bool moved = false;
@@ -164,43 +197,44 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 
 		if (head == atomic_load_explicit(&qp->sq.tail, memory_order_acquire))
 			return moved;
+		if (state == IBV_QPS_ERR || state == IBV_QPS_SQE) {
+			finish(ctx, r, w, head, IBV_WC_WR_FLUSH_ERR);
+			moved = true;
+			continue;
+		}
+		if (state != IBV_QPS_RTS || (r->peer && qp->dest_qpn != t->qp->qpn))
+			return moved; /* SQD: later; or R was connected to somebody else meanwhile */
 		j.ctx = ctx;
 		j.r = r;
 		j.t = t;
 		j.w = w;
 		j.num_near = 0;
 		j.fail_t = false;
-		if (state == IBV_QPS_ERR || state == IBV_QPS_SQE) {
-			j.status = IBV_WC_WR_FLUSH_ERR;
-		} else if (state == IBV_QPS_RTS) {
-			j.claim = sn_claim_begin(ctx, r, t);
-			v = sn_execute(&j);
+		j.claim = sn_claim_begin(ctx, r, t);
+		/* whoever changed the state before it saw the claim did not wait for us */
+		if (atomic_load(&qp->state) != state) {
 			sn_claim_end(j.claim);
-			if (v != DONE) {
-				if (keep_waiting(r, t, v)) {
-					if (!r->peer)
-						stage(r);
-					return moved;
-				}
-				j.status = v == WAIT_RNR && !(t->peer && t->peer->dead) ? IBV_WC_RNR_RETRY_EXC_ERR
-											 : IBV_WC_RETRY_EXC_ERR;
-			}
-		} else {
-			return moved; /* SQD: later */
+			continue;
 		}
-		atomic_store_explicit(&qp->sq.wait, SN_WAIT_NOTHING, memory_order_relaxed);
-		atomic_store_explicit(&qp->sq.deadline, 0, memory_order_relaxed);
-		atomic_store_explicit(&qp->sq.completing, head + 1, memory_order_relaxed);
-		int err = complete_send(ctx, r, w, j.status);
-		atomic_store_explicit(&qp->sq.head, head + 1, memory_order_release);
+		v = sn_execute(&j);
+		bool wait = v != DONE && keep_waiting(r, t, v);
+		if (wait && !r->peer)
+			stage(r);
+		if (j.fail_t)
+			failed->t |= sn_qp_fail(ctx, t); /* before the claim ends: a RESET of T waits for it */
+		sn_claim_end(j.claim);
+		if (wait)
+			return moved;
+		if (v != DONE)
+			j.status = v == WAIT_RNR && !(t->peer && t->peer->dead) ? IBV_WC_RNR_RETRY_EXC_ERR
+										 : IBV_WC_RETRY_EXC_ERR;
+		if (atomic_load_explicit(&qp->sq.exec.owner, memory_order_relaxed) != ctx->id)
+			return moved; /* we were stopped, and R has gone on without us */
+		int err = finish(ctx, r, w, head, j.status);
 		moved = true;
-		if (j.fail_t) {
-			sn_qp_fail(ctx, t);
-			*fail_t = true;
-		}
-		if (state == IBV_QPS_RTS && (j.status != IBV_WC_SUCCESS || err)) {
+		if (j.status != IBV_WC_SUCCESS || err) {
 			if (qp->type == IBV_QPT_RC || err)
-				sn_qp_fail(ctx, r);
+				failed->r |= sn_qp_fail(ctx, r);
 			else
 				atomic_compare_exchange_strong(&qp->state, &state, IBV_QPS_SQE);
 		}
@@ -221,7 +255,41 @@ static bool runnable(const struct sn_side *r, const struct sn_side *t)
 		struct sn_rq *rq = sn_rq_of(t->seg, t->qp);
 		return atomic_load(&rq->head) != atomic_load(&rq->tail);
 	}
+	if (wait == SN_WAIT_PEER && t) { /* it may have come up, or gone, just now */
+		uint32_t there = atomic_load(&t->qp->state);
+		return t->qp->dest_qpn == r->qp->qpn && r->qp->dest_qpn == t->qp->qpn && t->qp->type == r->qp->type &&
+		       (there == IBV_QPS_RTR || there == IBV_QPS_RTS || there == IBV_QPS_ERR) &&
+		       !(r->peer && r->peer->dead);
+	}
 	return wait == SN_WAIT_NOTHING;
+}
+
+/* R's own queue is in the hands of an executor that makes no headway: stopped, most likely. R takes
+ * it back, gives up the connection, and what the executor still touches stays under its claim. */
+static bool take_back(struct sn_ctx *ctx, const struct sn_side *r, sn_id holder)
+{
+	struct sn_priv_qp *own = ctx->qps[r->qp->qpn & (SN_QPS - 1)];
+	uint32_t head = atomic_load(&r->qp->sq.head);
+	uint64_t now = sn_now();
+
+	if (r->peer || !own || holder == ctx->id || !holder)
+		return false;
+	if (own->stuck_holder != holder || own->stuck_head != head || !own->stuck_since) {
+		own->stuck_holder = holder;
+		own->stuck_head = head;
+		own->stuck_since = now;
+		return false;
+	}
+	struct sn_swqe *w = sn_swqe_at(r->seg, &r->qp->sq, head);
+	if (now - own->stuck_since < 2 * SN_LOCK_WAIT_NS + 10ULL * w->length || !sn_qp_busy(r->qp))
+		return false;
+	own->stuck_since = 0;
+	if (!atomic_compare_exchange_strong(&r->qp->sq.exec.owner, &holder, ctx->id))
+		return false;
+	if (atomic_load(&r->qp->state) != IBV_QPS_ERR)
+		finish(ctx, r, w, head, IBV_WC_RETRY_EXC_ERR);
+	sn_qp_fail(ctx, r);
+	return true;
 }
 
 static bool lock_exec(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
@@ -232,21 +300,29 @@ static bool lock_exec(struct sn_ctx *ctx, const struct sn_side *r, const struct 
 	/* the peer held it and died */
 	const struct sn_side *other = r->peer ? r : t;
 	sn_id holder = atomic_load(&l->owner);
-	return other && other->peer && holder == other->peer->id && sn_peer_dead(other->peer, sn_now()) &&
-	       atomic_compare_exchange_strong(&l->owner, &holder, ctx->id);
+	if (other && other->peer && holder == other->peer->id && sn_peer_dead(other->peer, sn_now()) &&
+	    atomic_compare_exchange_strong(&l->owner, &holder, ctx->id))
+		return true;
+	return take_back(ctx, r, holder);
 }
 
 static bool drive(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
 {
-	bool moved = false, fail_t = false;
+	struct failed failed = { false, false };
+	bool moved = false;
+
+	/* what we posted must be visible before we look whether somebody holds the queue: the holder
+	 * looks for it after it has let go */
+	atomic_thread_fence(memory_order_seq_cst);
 	do {
 		if (!lock_exec(ctx, r, t))
 			break; /* whoever holds it looks again after giving it up */
-		moved |= run(ctx, r, t, &fail_t);
-		sn_unlock(&r->qp->sq.exec);
+		moved |= run(ctx, r, t, &failed);
+		sn_unlock(ctx, &r->qp->sq.exec);
 		atomic_thread_fence(memory_order_seq_cst);
 	} while (runnable(r, t));
-	if (fail_t && sn_qp_busy(t->qp))
+	/* a failed QP's own sends are flushed, and its peer's have nobody to wait for any more */
+	if ((failed.t || failed.r) && t && t->qp->dest_qpn == r->qp->qpn && sn_qp_busy(t->qp))
 		drive(ctx, t, r);
 	return moved;
 }
@@ -261,7 +337,8 @@ bool sn_drive(struct sn_priv_qp *qp)
 bool sn_drive_peer(struct sn_priv_qp *qp)
 {
 	struct sn_side own = sn_own_side(qp), peer;
-	if (qp->qp->type == IBV_QPT_UD || !sn_peer_side(qp, &peer) || peer.qp->dest_qpn != qp->qp->qpn ||
+	if (qp->qp->type == IBV_QPT_UD || !sn_peer_side(qp, &peer) ||
+	    (peer.peer && sn_peer_dead(peer.peer, sn_now_coarse())) || peer.qp->dest_qpn != qp->qp->qpn ||
 	    peer.qp->type != qp->qp->type || !sn_qp_busy(peer.qp))
 		return false;
 	return drive(qp->ctx, &peer, &own);

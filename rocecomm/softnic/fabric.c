@@ -18,6 +18,9 @@
 
 #define REGISTRY_BYTE (SN_SLOTS + 1) /* serialises join and leave */
 
+/* `door` orders joining and leaving and may be held for a while; `mutex` only guards the variables
+ * below, and the data path takes it too. Whoever changes them holds both. */
+static pthread_mutex_t door = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct sn_ctx *contexts; /* of this process */
 static struct sn_fabric *fabric;
@@ -29,6 +32,7 @@ static char directory[128];
 void sn_fabric_forked(void)
 {
 	pthread_mutex_init(&mutex, NULL);
+	pthread_mutex_init(&door, NULL);
 }
 
 int sn_fabric_path(char *buf, size_t size, const char *format, ...)
@@ -41,12 +45,12 @@ int sn_fabric_path(char *buf, size_t size, const char *format, ...)
 	return (size_t)n < size ? 0 : ENAMETOOLONG;
 }
 
-static int byte_lock(int type, int wait, off_t at, off_t len, pid_t *holder)
+static int byte_lock(int type, off_t at, pid_t *holder)
 {
-	struct flock f = { .l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = len };
+	struct flock f = { .l_type = type, .l_whence = SEEK_SET, .l_start = at, .l_len = 1 };
 	int r;
 	do
-		r = fcntl(fabric_fd, holder ? F_GETLK : wait ? F_SETLKW : F_SETLK, &f);
+		r = fcntl(fabric_fd, holder ? F_GETLK : F_SETLK, &f);
 	while (r < 0 && errno == EINTR);
 	if (r < 0)
 		return errno;
@@ -55,19 +59,38 @@ static int byte_lock(int type, int wait, off_t at, off_t len, pid_t *holder)
 	return 0;
 }
 
+/* Takes the registry byte: its holder has it for moments only, unless it is stopped. */
+static int enter(void)
+{
+	uint64_t until = sn_now() + 5000000000ULL;
+	int err;
+	while ((err = byte_lock(F_WRLCK, REGISTRY_BYTE, NULL)) == EAGAIN || err == EACCES) {
+		if (sn_now() > until) {
+			pid_t holder = 0;
+			byte_lock(F_WRLCK, REGISTRY_BYTE, &holder);
+			return sn_because(EBUSY, "process %d is stopped while it opens or closes softnic in %s: let it go on, or "
+						 "end it", (int)holder, directory);
+		}
+		usleep(500);
+	}
+	return err;
+}
+
 static void forget(void)
 {
+	pthread_mutex_lock(&mutex);
 	if (fabric)
 		munmap(fabric, sizeof(*fabric));
 	if (fabric_fd >= 0)
 		close(fabric_fd);
 	fabric = NULL;
 	fabric_fd = -1;
+	pthread_mutex_unlock(&mutex);
 }
 
 static int make_directory(void)
 {
-	const char *base = getenv("ROCECOMM_SOFT_DIR");
+	const char *base = secure_getenv("ROCECOMM_SOFT_DIR");
 	struct stat st;
 	snprintf(directory, sizeof(directory), "%.90s/rocecomm-%u", base && *base ? base : "/dev/shm", (unsigned)geteuid());
 	if (mkdir(directory, 0700) && errno != EEXIST)
@@ -96,16 +119,19 @@ static int open_fabric(void)
 			if ((err = make_directory()))
 				return err;
 			sn_fabric_path(path, sizeof(path), "fabric");
-			fabric_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-			if (fabric_fd < 0) {
+			int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+			pthread_mutex_lock(&mutex);
+			fabric_fd = fd;
+			fabric_pid = sn_pid;
+			pthread_mutex_unlock(&mutex);
+			if (fd < 0) {
 				if (errno == ENOENT)
 					continue; /* the last one out removed the directory just now */
 				return errno;
 			}
-			fabric_pid = sn_pid;
 		}
 		sn_fabric_path(path, sizeof(path), "fabric");
-		if ((err = byte_lock(F_WRLCK, 1, REGISTRY_BYTE, 1, NULL)))
+		if ((err = enter()))
 			return err;
 		if (fabric || (!fstat(fabric_fd, &mine) && !stat(path, &named) && mine.st_ino == named.st_ino &&
 			       mine.st_dev == named.st_dev))
@@ -120,15 +146,19 @@ static int open_fabric(void)
 	if (err)
 		sn_because(err, "no room for %zu bytes in %s", sizeof(struct sn_fabric), directory);
 	if (!err) {
-		fabric = mmap(NULL, sizeof(*fabric), PROT_READ | PROT_WRITE, MAP_SHARED, fabric_fd, 0);
-		if (fabric == MAP_FAILED) {
-			fabric = NULL;
+		struct sn_fabric *f = mmap(NULL, sizeof(*f), PROT_READ | PROT_WRITE, MAP_SHARED, fabric_fd, 0);
+		if (f == MAP_FAILED) {
+			f = NULL;
 			err = errno;
-		} else if (fabric->magic == 0) {
-			fabric->version = SN_LAYOUT_VERSION;
-			fabric->next_slot = 1;
-			fabric->magic = SN_MAGIC;
-		} else if (fabric->magic != SN_MAGIC || fabric->version != SN_LAYOUT_VERSION) {
+		} else if (f->magic == 0) {
+			f->version = SN_LAYOUT_VERSION;
+			f->next_slot = 1;
+			f->magic = SN_MAGIC;
+		}
+		pthread_mutex_lock(&mutex);
+		fabric = f;
+		pthread_mutex_unlock(&mutex);
+		if (f && (f->magic != SN_MAGIC || f->version != SN_LAYOUT_VERSION)) {
 			err = sn_because(EPROTO, "another version of softnic runs in %s: end its processes first", directory);
 		}
 	}
@@ -137,13 +167,13 @@ static int open_fabric(void)
 	return err;
 }
 
-static bool slot_locked(uint32_t slot)
+static bool slot_locked(uint32_t slot) /* with `mutex` held */
 {
 	pid_t holder = 0;
 	for (struct sn_ctx *c = contexts; c; c = c->next)
 		if (c->pid == sn_pid && (c->id & (SN_SLOTS - 1)) == slot)
 			return true;
-	return byte_lock(F_WRLCK, 0, slot, 1, &holder) == 0 && holder != 0;
+	return byte_lock(F_WRLCK, slot, &holder) == 0 && holder != 0;
 }
 
 struct sn_mapping *sn_local_mapping(sn_id id)
@@ -164,8 +194,9 @@ bool sn_alive(sn_id id)
 	uint32_t slot = id & (SN_SLOTS - 1);
 	bool alive;
 	pthread_mutex_lock(&mutex);
-	alive = fabric && fabric_pid == sn_pid && (atomic_load(&fabric->generation[slot]) == id >> SN_SLOT_BITS) &&
-		slot_locked(slot);
+	/* without the fabric (this process is leaving) nobody can be called dead */
+	alive = !fabric || fabric_pid != sn_pid ||
+		(atomic_load(&fabric->generation[slot]) == id >> SN_SLOT_BITS && slot_locked(slot));
 	pthread_mutex_unlock(&mutex);
 	return alive;
 }
@@ -183,7 +214,10 @@ static bool sweep(void)
 		char kind[8];
 		if (sscanf(e->d_name, "%7[a-z]-%u", kind, &slot) != 2 || slot >= SN_SLOTS)
 			continue;
-		if (slot_locked(slot))
+		pthread_mutex_lock(&mutex);
+		bool alive = slot_locked(slot);
+		pthread_mutex_unlock(&mutex);
+		if (alive)
 			others = true;
 		else
 			unlinkat(dirfd(d), e->d_name, 0);
@@ -197,7 +231,10 @@ static int claim_slot(struct sn_ctx *ctx)
 	uint32_t first = atomic_load(&fabric->next_slot);
 	for (uint32_t i = 0; i < SN_SLOTS; i++) {
 		uint32_t slot = (first + i) & (SN_SLOTS - 1);
-		if (slot == 0 || slot_locked(slot) || byte_lock(F_WRLCK, 0, slot, 1, NULL))
+		pthread_mutex_lock(&mutex);
+		bool free = slot != 0 && !slot_locked(slot) && byte_lock(F_WRLCK, slot, NULL) == 0;
+		pthread_mutex_unlock(&mutex);
+		if (!free)
 			continue;
 		uint32_t generation = (atomic_load(&fabric->generation[slot]) + 1) & ((1u << (32 - SN_SLOT_BITS)) - 1);
 		if (!generation)
@@ -212,15 +249,18 @@ static int claim_slot(struct sn_ctx *ctx)
 
 static void unlist(struct sn_ctx *ctx)
 {
+	pthread_mutex_lock(&mutex);
 	for (struct sn_ctx **p = &contexts; *p; p = &(*p)->next)
 		if (*p == ctx) {
 			*p = ctx->next;
 			break;
 		}
+	pthread_mutex_unlock(&mutex);
 }
 
-/* With the registry lock and the mutex held. */
-static void leave(struct sn_ctx *ctx)
+/* With the door and the registry byte held; without the byte (somebody stopped has it) only what is
+ * this context's own is given back. */
+static void leave(struct sn_ctx *ctx, bool registry)
 {
 	char path[192];
 	uint32_t slot = ctx->id & (SN_SLOTS - 1);
@@ -229,7 +269,9 @@ static void leave(struct sn_ctx *ctx)
 	unlist(ctx);
 	sn_fabric_path(path, sizeof(path), "seg-%u", slot);
 	unlink(path);
-	byte_lock(F_UNLCK, 0, slot, 1, NULL);
+	byte_lock(F_UNLCK, slot, NULL);
+	if (!registry)
+		return;
 	for (struct sn_ctx *c = contexts; c; c = c->next)
 		if (c->pid == sn_pid)
 			mine = true;
@@ -239,7 +281,7 @@ static void leave(struct sn_ctx *ctx)
 		rmdir(directory);
 	}
 	if (mine)
-		byte_lock(F_UNLCK, 0, REGISTRY_BYTE, 1, NULL);
+		byte_lock(F_UNLCK, REGISTRY_BYTE, NULL);
 	else
 		forget();
 }
@@ -247,48 +289,46 @@ static void leave(struct sn_ctx *ctx)
 int sn_fabric_join(struct sn_ctx *ctx)
 {
 	int err;
-	pthread_mutex_lock(&mutex);
+	pthread_mutex_lock(&door);
 	err = open_fabric();
 	if (!err) {
 		sweep();
 		err = claim_slot(ctx);
 		if (!err) {
 			ctx->pid = sn_pid;
+			err = sn_seg_create(ctx);
+			pthread_mutex_lock(&mutex);
 			ctx->next = contexts;
 			contexts = ctx;
-			err = sn_seg_create(ctx);
+			pthread_mutex_unlock(&mutex);
 			if (err)
-				leave(ctx);
+				leave(ctx, true);
 		}
 		if (fabric_fd >= 0)
-			byte_lock(F_UNLCK, 0, REGISTRY_BYTE, 1, NULL);
+			byte_lock(F_UNLCK, REGISTRY_BYTE, NULL);
 	}
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_unlock(&door);
 	return err;
 }
 
 void sn_fabric_leave(struct sn_ctx *ctx)
 {
-	pthread_mutex_lock(&mutex);
-	if (fabric_pid == sn_pid && byte_lock(F_WRLCK, 1, REGISTRY_BYTE, 1, NULL) == 0)
-		leave(ctx);
-	pthread_mutex_unlock(&mutex);
+	pthread_mutex_lock(&door);
+	if (fabric_pid == sn_pid)
+		leave(ctx, enter() == 0);
+	else
+		unlist(ctx);
+	pthread_mutex_unlock(&door);
 }
 
 /* A program that ends without closing its devices still leaves /dev/shm as it found it. */
 __attribute__((destructor)) static void at_exit(void)
 {
-	while (1) {
-		struct sn_ctx *c;
-		pthread_mutex_lock(&mutex);
-		for (c = contexts; c && c->pid != sn_pid; c = c->next)
-			;
-		if (c && fabric_pid == sn_pid && byte_lock(F_WRLCK, 1, REGISTRY_BYTE, 1, NULL) == 0)
-			leave(c);
-		else
-			c = NULL;
-		pthread_mutex_unlock(&mutex);
-		if (!c)
-			return;
+	pthread_mutex_lock(&door);
+	for (struct sn_ctx *c = contexts, *next; c; c = next) {
+		next = c->next;
+		if (c->pid == sn_pid && fabric_pid == sn_pid && fabric_fd >= 0)
+			leave(c, enter() == 0);
 	}
+	pthread_mutex_unlock(&door);
 }

@@ -61,7 +61,7 @@ struct sn_sge {
 
 /* ---- receive side ------------------------------------------------------------------------ */
 
-enum sn_rwqe_state { SN_RWQE_FREE, SN_RWQE_POSTED, SN_RWQE_TAKEN, SN_RWQE_LAZY, SN_RWQE_MOVING, SN_RWQE_PLACED };
+enum sn_rwqe_state { SN_RWQE_FREE, SN_RWQE_POSTED, SN_RWQE_TAKEN, SN_RWQE_LAZY, SN_RWQE_PLACED };
 
 struct sn_rwqe {
 	uint64_t wr_id;
@@ -69,8 +69,8 @@ struct sn_rwqe {
 	uint32_t qp;	   /* index of T's QP that took it */
 	uint32_t lazy_len; /* bytes that wait in `small` */
 	uint32_t num_sge;
-	_Atomic sn_id mover; /* who copies `small` into place */
-	uint32_t reserved;
+	_Atomic sn_id mover; /* who copies `small` into place: a lock */
+	uint32_t serial;     /* of the posting: a completion of an earlier one is a duplicate */
 	SN_ALIGNED uint8_t small[SN_SMALL];
 	struct sn_sge sge[]; /* max_sge of the queue */
 };
@@ -127,6 +127,8 @@ struct sn_sq {
 	_Atomic uint32_t head;		  /* next to execute */
 	_Atomic uint32_t completing;	  /* position + 1 of the entry whose completion is being pushed */
 	_Atomic uint32_t wait;		  /* enum sn_wait: why the head waits */
+	uint32_t staged_to;	  /* the owner's: entries before this position were looked at by stage() */
+	uint32_t polled;	  /* the owner's: completions before this position are duplicates */
 	uint32_t peer_epoch;	  /* T's epoch + 1 since the first message, 0 before */
 	_Atomic uint64_t deadline; /* CLOCK_MONOTONIC ns when the wait turns into an error; 0: never */
 };
@@ -170,13 +172,13 @@ struct sn_cqe {
 	uint16_t wc_flags;
 	uint8_t status;
 	uint8_t opcode;
-	uint32_t rwqe; /* receive entry that this completion gives back */
+	uint32_t entry; /* receive: the entry that it gives back; send: position in the queue */
 	uint16_t kind; /* SN_CQE_* */
 	uint16_t vendor_err;
 	int32_t srq; /* the entry is one of this SRQ's, -1: of the QP's own queue */
 	uint32_t srq_epoch;
 	uint64_t reserved;
-	uint32_t reserved2;
+	uint32_t serial; /* receive: of the posting */
 	_Atomic uint32_t seq; /* position + 1, written last */
 };
 
@@ -211,6 +213,7 @@ struct sn_mr {
 	uint64_t iova, length;
 	uint64_t host; /* address in the owner */
 	uint64_t pool_offset;
+	uint32_t pool_serial;
 	uint32_t taken, tag; /* the owner's: is the entry in use, and the last tag it had */
 };
 

@@ -71,9 +71,10 @@ bool sn_lock(struct sn_ctx *ctx, struct sn_lock *l)
 	}
 }
 
-void sn_unlock(struct sn_lock *l)
+void sn_unlock(struct sn_ctx *ctx, struct sn_lock *l)
 {
-	atomic_store_explicit(&l->owner, 0, memory_order_release);
+	sn_id me = ctx->id; /* it may have been taken from us while we were stopped */
+	atomic_compare_exchange_strong_explicit(&l->owner, &me, 0, memory_order_release, memory_order_relaxed);
 }
 
 /* Between threads of one process only. */

@@ -78,6 +78,7 @@ static int find_pool(struct sn_ctx *ctx, uintptr_t addr, size_t length, struct s
 		uint64_t size = ctx->seg->pools[i].length;
 		if (base && addr >= base && addr - base <= size && length <= size - (addr - base)) {
 			mr->pool = i + 1;
+			mr->pool_serial = atomic_load(&ctx->seg->pools[i].serial);
 			mr->pool_offset = addr - base;
 			return 1;
 		}
@@ -130,7 +131,8 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	uint32_t index = 0;
 	int err = sn_foreign(ctx) ? EPERM : check_access(access);
 
-	if (!err && (!length || length > sn_max_region()))
+	/* the iova and the address lie at the same place of their pages, as for the kernel */
+	if (!err && (!length || length > sn_max_region() || (iova - (uintptr_t)addr) % SN_PAGE))
 		err = EINVAL;
 	if (!err)
 		err = check_memory((uintptr_t)addr, length, access & IBV_ACCESS_LOCAL_WRITE);
@@ -274,6 +276,7 @@ bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, 
 	copy->length = e->length;
 	copy->host = e->host;
 	copy->pool_offset = e->pool_offset;
+	copy->pool_serial = e->pool_serial;
 	atomic_thread_fence(memory_order_acquire);
 	if (atomic_load_explicit(&e->key, memory_order_relaxed) != key)
 		return false;
@@ -297,8 +300,9 @@ SN_EXPORT int softnic_alloc(struct ibv_context *context, size_t length, void **a
 	for (i = 0; i < SN_POOLS && ctx->pool_addr[i]; i++)
 		;
 	if (i < SN_POOLS)
-		fd = memfd_create("rocecomm", MFD_CLOEXEC);
-	if (fd >= 0 && ftruncate(fd, (off_t)length) == 0)
+		fd = memfd_create("rocecomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	/* sealed: if it could shrink, peers would take a SIGBUS on it */
+	if (fd >= 0 && ftruncate(fd, (off_t)length) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0)
 		at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (at == MAP_FAILED) {
 		/* more pools than we keep, or no memfd: plain memory does, peers copy it by system call */

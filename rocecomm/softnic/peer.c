@@ -33,6 +33,8 @@ static struct sn_seg *map_segment(uint32_t slot, int *err)
 		}
 	}
 	close(fd);
+	if (seg)
+		madvise(seg, SN_SEG_SIZE, MADV_DONTFORK);
 	if (seg && (seg->magic != SN_MAGIC || seg->version != SN_LAYOUT_VERSION)) {
 		munmap(seg, SN_SEG_SIZE);
 		seg = NULL;
@@ -178,12 +180,16 @@ static void map_pool(struct sn_peer *p, uint32_t pool, uint32_t serial)
 
 /* The peer's memory at `offset` of one of its pools, mapped here; NULL: go through process_vm.
  * The caller's claim keeps the pool alive, so a mapping that is replaced has no user. */
-char *sn_peer_pool(struct sn_peer *p, uint32_t pool, uint64_t offset, uint64_t length)
+char *sn_peer_pool(struct sn_peer *p, const struct sn_mr *mr, uint64_t offset, uint64_t length)
 {
+	uint32_t pool = mr->pool - 1;
+	if (pool >= SN_POOLS)
+		return NULL;
+	offset += mr->pool_offset;
 	uint32_t serial = atomic_load_explicit(&p->seg->pools[pool].serial, memory_order_acquire);
 	char *addr = NULL;
-	if (!serial)
-		return NULL;
+	if (!serial || serial != mr->pool_serial)
+		return NULL; /* given back while it was registered */
 	sn_spin(&p->lock);
 	if (p->pool[pool].serial != serial)
 		map_pool(p, pool, serial);

@@ -12,7 +12,7 @@ static enum sn_copy_result place(const struct sn_side *t, struct sn_rwqe *w)
 	uint64_t left = w->lazy_len;
 	int n = 0;
 
-	for (uint32_t i = 0; i < w->num_sge && left; i++) {
+	for (uint32_t i = 0; i < w->num_sge && i < SN_MAX_SGE && left; i++) {
 		struct sn_sge s = w->sge[i];
 		struct sn_mr mr;
 		uint64_t len = s.length < left ? s.length : left;
@@ -25,55 +25,64 @@ static enum sn_copy_result place(const struct sn_side *t, struct sn_rwqe *w)
 		mr.host = e->host;
 		mr.pool = e->pool;
 		mr.pool_offset = e->pool_offset;
+		mr.pool_serial = e->pool_serial;
 		sn_piece_of(&far[n++], t, &mr, s.addr, len);
 		left -= len;
 	}
 	return sn_copy(t->seg->pid, true, &slot, 1, far, n, w->lazy_len - left);
 }
 
-/* True when the payload lies in its place on return. */
-bool sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w)
+/* `mover` is the lock on the state from LAZY to PLACED; a dead holder loses it. Without `wait`
+ * somebody else's placing is not waited for. */
+enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, bool wait)
 {
 	uint64_t start = 0;
 	for (uint32_t tries = 0;; tries++) {
-		uint32_t state = SN_RWQE_LAZY;
-		if (atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_MOVING)) {
-			atomic_store(&w->mover, ctx->id);
-			enum sn_copy_result r = place(t, w);
+		sn_id holder = 0;
+		if (atomic_load_explicit(&w->state, memory_order_acquire) != SN_RWQE_LAZY)
+			return SN_PLACED;
+		if (atomic_compare_exchange_strong(&w->mover, &holder, ctx->id)) {
+			enum sn_copy_result r = SN_COPY_OK;
+			if (atomic_load(&w->state) == SN_RWQE_LAZY) {
+				r = place(t, w);
+				if (r == SN_COPY_OK)
+					atomic_store_explicit(&w->state, SN_RWQE_PLACED, memory_order_release);
+			}
 			atomic_store(&w->mover, 0);
-			atomic_store_explicit(&w->state, SN_RWQE_PLACED, memory_order_release);
-			return r == SN_COPY_OK;
+			return r == SN_COPY_OK ? SN_PLACED : SN_NOT_PLACED;
 		}
-		if (state != SN_RWQE_MOVING)
-			return true;
 		if (tries < 64) {
 			sn_pause();
 			continue;
 		}
-		sched_yield();
-		if (tries % 64 == 63) {
-			sn_id mover = atomic_load(&w->mover);
-			uint64_t now = sn_now();
-			if (!start)
-				start = now;
-			if (mover && mover != ctx->id && !sn_alive(mover)) {
-				state = SN_RWQE_MOVING;
-				atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_LAZY);
-			} else if (now - start > SN_LOCK_WAIT_NS) {
-				return false;
-			}
+		if (holder != ctx->id && tries % 64 == 0 && !sn_alive(holder)) {
+			atomic_compare_exchange_strong(&w->mover, &holder, 0);
+			continue;
 		}
+		if (!wait)
+			return SN_PLACED_LATER;
+		sched_yield();
+		uint64_t now = sn_now();
+		if (!start)
+			start = now;
+		else if (now - start > SN_LOCK_WAIT_NS)
+			return SN_PLACED_LATER;
 	}
 }
 
-bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t)
+/* `claim` is told which regions are touched, for their owner to wait for. */
+bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim *claim)
 {
 	uint32_t made = atomic_load_explicit(&t->qp->lazy_made, memory_order_acquire);
 	uint32_t polled = atomic_load_explicit(&t->qp->lazy_polled, memory_order_acquire);
 	struct sn_rq *rq = sn_rq_of(t->seg, t->qp);
 	bool ok = true;
-	for (; polled != made; polled++)
-		ok &= sn_place_one(ctx, t, sn_rwqe_at(t->seg, rq, t->qp->lazy[polled % SN_LAZY]));
+	for (; polled != made; polled++) {
+		struct sn_rwqe *w = sn_rwqe_at(t->seg, rq, t->qp->lazy[polled % SN_LAZY]);
+		for (uint32_t i = 0; claim && i < w->num_sge && i < SN_MAX_SGE; i++)
+			sn_claim_key(claim, 1, w->sge[i].lkey);
+		ok &= sn_place_one(ctx, t, w, true) == SN_PLACED;
+	}
 	return ok;
 }
 
@@ -84,7 +93,7 @@ bool sn_place_all(struct sn_ctx *ctx)
 	for (uint32_t i = 0; i < atomic_load(&ctx->seg->qp_limit); i++)
 		if (ctx->qps[i]) {
 			struct sn_side t = sn_own_side(ctx->qps[i]);
-			ok &= sn_place_lazy(ctx, &t);
+			ok &= sn_place_lazy(ctx, &t, NULL);
 		}
 	return ok;
 }

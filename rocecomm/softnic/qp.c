@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include <stdlib.h>
 
-#include "softnic.h"
+#include "job.h"
 
 static uint32_t swqe_data(uint32_t max_sge)
 {
@@ -20,7 +20,8 @@ static int check_init(struct sn_ctx *ctx, struct ibv_pd *pd, const struct ibv_qp
 		return EPERM;
 	if (a->qp_type != IBV_QPT_RC && a->qp_type != IBV_QPT_UC && a->qp_type != IBV_QPT_UD)
 		return EOPNOTSUPP;
-	if (!a->send_cq || !a->recv_cq || a->send_cq->context != pd->context || a->recv_cq->context != pd->context)
+	if (!a->send_cq || !a->recv_cq || a->send_cq->context != pd->context || a->recv_cq->context != pd->context ||
+	    (a->srq && a->srq->context != pd->context))
 		return EINVAL;
 	if (a->cap.max_send_wr > SN_MAX_WR || a->cap.max_recv_wr > SN_MAX_WR || a->cap.max_send_sge > SN_MAX_SGE ||
 	    a->cap.max_recv_sge > SN_MAX_SGE || a->cap.max_inline_data > SN_MAX_INLINE)
@@ -48,12 +49,15 @@ static int empty_queues(struct sn_priv_qp *priv)
 	atomic_store(&qp->sq.wait, SN_WAIT_NOTHING);
 	atomic_store(&qp->sq.deadline, 0);
 	atomic_store(&qp->sq.completing, 0);
+	qp->sq.polled = qp->sq.staged_to = 0;
 	qp->sq.peer_epoch = 0;
 	atomic_store(&qp->lazy_made, 0);
 	atomic_store(&qp->lazy_polled, 0);
 	atomic_store(&qp->rq.head, 0);
 	atomic_store(&qp->rq.tail, 0);
 	atomic_store(&qp->rq.waiting, 0);
+	for (uint32_t i = 0; i < qp->rq.size; i++)
+		atomic_store(&sn_rwqe_at(priv->ctx->seg, &qp->rq, i)->state, SN_RWQE_FREE);
 	return sn_free_list_init(&priv->free, qp->rq.size, qp->rq.size);
 }
 
@@ -176,6 +180,30 @@ SN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
 	return &priv->ibv;
 }
 
+/* Empties the queues of a QP that nobody touches any more; its completions are taken back. */
+static void make_empty(struct sn_priv_qp *priv, uint32_t state)
+{
+	struct sn_ctx *ctx = priv->ctx;
+	struct sn_priv_cq *cq[2] = { priv_cq(priv->init.send_cq), priv_cq(priv->init.recv_cq) };
+	int n = cq[0] == cq[1] ? 1 : 2;
+
+	if (n == 2 && cq[0] > cq[1]) { /* one order for everybody */
+		struct sn_priv_cq *first = cq[1];
+		cq[1] = cq[0];
+		cq[0] = first;
+	}
+	for (int i = 0; i < n; i++)
+		sn_spin(&cq[i]->poll_lock); /* no poll may be in the middle of an old completion */
+	for (int i = 0; i < n; i++)
+		sn_cq_purge(ctx, cq[i], priv->qp->qpn);
+	sn_srq_reclaim(priv);
+	atomic_fetch_add(&priv->qp->epoch, 1);
+	empty_queues(priv);
+	atomic_store(&priv->qp->state, state);
+	for (int i = n; i-- > 0;)
+		sn_unspin(&cq[i]->poll_lock);
+}
+
 /* Nobody executes, receives or copies for this QP any more, and its completions are void.
  * EBUSY: a peer is stopped in the middle of a copy; the state is left so that nothing new starts. */
 static int quiesce(struct sn_priv_qp *priv, uint32_t state)
@@ -185,22 +213,42 @@ static int quiesce(struct sn_priv_qp *priv, uint32_t state)
 	struct sn_side own = sn_own_side(priv);
 	struct sn_rq *rq = sn_rq_of(ctx->seg, qp);
 
+	priv->dirty = true;
 	if (!sn_lock(ctx, &qp->sq.exec))
 		return EBUSY;
 	atomic_store(&qp->state, IBV_QPS_RESET);
 	if (!sn_lock(ctx, &rq->lock)) { /* whoever took a receive before saw the old state */
-		sn_unlock(&qp->sq.exec);
+		sn_unlock(ctx, &qp->sq.exec);
 		return EBUSY;
 	}
-	sn_unlock(&rq->lock);
-	bool quiet = sn_wait_claims(ctx, qp->qpn, 0) && sn_place_lazy(ctx, &own);
-	if (quiet) {
-		atomic_fetch_add(&qp->epoch, 1);
-		empty_queues(priv);
-		atomic_store(&qp->state, state);
+	sn_unlock(ctx, &rq->lock);
+	if (sn_wait_claims(ctx, qp->qpn, 0) && sn_place_lazy(ctx, &own, NULL)) {
+		make_empty(priv, state);
+		priv->dirty = false;
 	}
-	sn_unlock(&qp->sq.exec);
-	return quiet ? 0 : EBUSY;
+	sn_unlock(ctx, &qp->sq.exec);
+	return priv->dirty ? EBUSY : 0;
+}
+
+/* The device closes over the program's head: no peer touches its memory from here on. */
+int sn_qp_abandon(struct sn_priv_qp *priv)
+{
+	int err = quiesce(priv, IBV_QPS_RESET);
+	sn_drive_peer(priv);
+	return err;
+}
+
+static int to_error(struct sn_priv_qp *priv)
+{
+	struct sn_side own = sn_own_side(priv);
+	sn_qp_fail(priv->ctx, &own);
+	/* from the return on nobody reads or writes our memory through this QP */
+	if (!sn_wait_claims(priv->ctx, priv->qp->qpn, 0))
+		return EBUSY;
+	if (priv->qp->srq < 0)
+		sn_rq_flush(priv->ctx, &own); /* what a stopped peer kept us from before */
+	sn_rq_flush_taken(priv);
+	return 0;
 }
 
 static int check_values(const struct ibv_qp_attr *a, int mask)
@@ -256,7 +304,7 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 {
 	struct sn_qp *qp = priv->qp;
 	enum ibv_qp_state from = atomic_load(&qp->state), to = mask & IBV_QP_STATE ? a->qp_state : from;
-	struct sn_side own = sn_own_side(priv), peer;
+	struct sn_side peer;
 	int err;
 
 	if (mask & IBV_QP_CUR_STATE && a->cur_qp_state != from)
@@ -264,25 +312,22 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 	if ((err = sn_qp_check_attr(qp->type, from, to, mask)) || (err = check_values(a, mask)))
 		return err;
 	if (to == IBV_QPS_RESET)
-		return from == IBV_QPS_RESET ? 0 : quiesce(priv, IBV_QPS_RESET);
-	if (to == IBV_QPS_ERR) {
-		if (from == IBV_QPS_RESET)
-			atomic_store(&qp->state, IBV_QPS_ERR);
-		else
-			sn_qp_fail(priv->ctx, &own);
-		/* from the return on nobody reads or writes our memory through this QP */
-		return sn_wait_claims(priv->ctx, qp->qpn, 0) ? 0 : EBUSY;
-	}
-	apply(priv, a, mask);
-	if (to == IBV_QPS_RTR) {
-		priv->peer = NULL;
+		return from == IBV_QPS_RESET && !priv->dirty ? 0 : quiesce(priv, IBV_QPS_RESET);
+	if (priv->dirty)
+		return EBUSY;
+	if (to == IBV_QPS_ERR)
+		return to_error(priv);
+	if (to == IBV_QPS_RTR && qp->type != IBV_QPT_UD) {
 		/* May we reach the peer's memory at all? Better said now than at the first message. */
-		if (qp->type != IBV_QPT_UD && sn_peer_side(priv, &peer) && peer.peer && !peer.peer->readable)
+		struct sn_peer *_Atomic found = NULL;
+		if (sn_side_of(priv->ctx, a->dest_qp_num, &found, &peer) && peer.peer && !peer.peer->readable)
 			return sn_because(EPERM, "the system does not let this process reach the memory of its peer, process %d "
 						 "(process_vm_readv refused): run both as the same user in one container, "
 						 "and allow it (kernel.yama.ptrace_scope=0, --cap-add=SYS_PTRACE)",
 					  peer.peer->pid);
+		priv->peer = NULL;
 	}
+	apply(priv, a, mask);
 	atomic_compare_exchange_strong(&qp->state, &(uint32_t){ from }, to); /* an error meanwhile wins */
 	return 0;
 }
@@ -297,10 +342,10 @@ SN_EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int ma
 	err = modify(priv, attr, mask);
 	pthread_mutex_unlock(&priv->ctx->lock);
 	ibv->state = atomic_load(&priv->qp->state);
-	if (!err && ibv->state != IBV_QPS_RESET && ibv->state != IBV_QPS_INIT) {
+	if (ibv->state != IBV_QPS_RESET && ibv->state != IBV_QPS_INIT)
 		sn_drive(priv); /* flush, or go on after SQD */
-		sn_drive_peer(priv); /* its sends may have waited for this QP */
-	}
+	if (ibv->state != IBV_QPS_INIT)
+		sn_drive_peer(priv); /* its sends waited for this QP, or have nobody to wait for now */
 	return err;
 }
 
@@ -331,6 +376,7 @@ SN_EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	pthread_mutex_unlock(&ctx->lock);
 	if (err)
 		return err;
+	sn_drive_peer(priv); /* what it still sends has nobody to wait for */
 	pthread_mutex_lock(&ibv->mutex);
 	while (ibv->events_completed != priv->async_seen)
 		pthread_cond_wait(&ibv->cond, &ibv->mutex);

@@ -56,8 +56,11 @@ int sn_qp_check_attr(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_
 	int t = type == IBV_QPT_RC ? 0 : type == IBV_QPT_UC ? 1 : 2;
 
 	mask &= ~IBV_QP_STATE;
-	if (to == IBV_QPS_RESET || to == IBV_QPS_ERR)
-		return mask & ~IBV_QP_CUR_STATE ? EINVAL : 0; /* from any state, with nothing else */
+	if (to == IBV_QPS_RESET || (to == IBV_QPS_ERR && from != IBV_QPS_RESET))
+		return mask ? EINVAL : 0; /* from any state, with nothing else */
+	if (mask & IBV_QP_CUR_STATE && from != IBV_QPS_RTR && from != IBV_QPS_RTS && from != IBV_QPS_SQD &&
+	    from != IBV_QPS_SQE)
+		return EINVAL;
 	for (unsigned i = 0; i < sizeof(rules) / sizeof(rules[0]); i++) {
 		const struct rule *r = &rules[i];
 		if (r->from != from || r->to != to)

@@ -16,6 +16,10 @@ static enum ibv_wc_status gather(struct job *j)
 	struct sn_qp *qp = j->r->qp;
 	uint32_t need = is_inbound(w->opcode) ? IBV_ACCESS_LOCAL_WRITE : 0;
 
+	if (w->num_sge > SN_MAX_SGE)
+		return IBV_WC_LOC_QP_OP_ERR;
+	if (qp->type == IBV_QPT_UD && w->length > sn_mtu_bytes())
+		return IBV_WC_LOC_LEN_ERR; /* a datagram is one packet */
 	if (w->length > sn_max_message() || (is_atomic(w->opcode) && w->length != 8))
 		return IBV_WC_LOC_LEN_ERR;
 	if (is_inbound(w->opcode) && !qp->max_rd_atomic)
@@ -43,6 +47,14 @@ static enum ibv_wc_status gather(struct job *j)
 	return IBV_WC_SUCCESS;
 }
 
+/* A peer that is gone is told from an address that is bad. */
+static enum ibv_wc_status outcome(struct job *j, enum sn_copy_result r)
+{
+	if (r == SN_COPY_OK)
+		return IBV_WC_SUCCESS;
+	return r == SN_COPY_DEAD || !sn_may_read(j->t->seg) ? IBV_WC_RETRY_EXC_ERR : IBV_WC_REM_OP_ERR;
+}
+
 static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *far, int num_far, uint64_t length)
 {
 	enum sn_copy_result r;
@@ -52,9 +64,7 @@ static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *fa
 		r = sn_copy(j->t->seg->pid, to_t, j->near, j->num_near, far, num_far, length);
 	else
 		r = sn_copy(j->r->seg->pid, !to_t, far, num_far, j->near, j->num_near, length);
-	if (r == SN_COPY_OK)
-		return IBV_WC_SUCCESS;
-	return r == SN_COPY_DEAD || !sn_may_read(j->t->seg) ? IBV_WC_RETRY_EXC_ERR : IBV_WC_REM_OP_ERR;
+	return outcome(j, r);
 }
 
 /* ---- the responder, one step after the other ---------------------------------------------- */
@@ -81,6 +91,8 @@ static enum verdict check_peer(struct job *j)
 	j->status = IBV_WC_RETRY_EXC_ERR;
 	if (!j->t)
 		return WAIT_PEER;
+	if (j->r->peer && sn_peer_dead(j->r->peer, sn_now_coarse()))
+		return WAIT_PEER; /* its process is gone, and its pid may be somebody else's by now */
 	t = j->t->qp;
 	state = atomic_load(&t->state);
 	epoch = atomic_load(&t->epoch);
@@ -89,7 +101,7 @@ static enum verdict check_peer(struct job *j)
 		return DONE;
 	if (r->sq.peer_epoch && r->sq.peer_epoch != epoch + 1)
 		return DONE; /* it was reset or destroyed since we met */
-	if (t->dest_qpn != r->qpn || t->type != r->type)
+	if (t->dest_qpn != r->qpn || r->dest_qpn != t->qpn || t->type != r->type)
 		return WAIT_PEER;
 	if (state == IBV_QPS_ERR)
 		return DONE;
@@ -110,7 +122,7 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 	if (!sn_lock(j->ctx, &rq->lock))
 		return WAIT_PEER;
 	if (!can_receive(atomic_load(&qp->state))) {
-		sn_unlock(&rq->lock);
+		sn_unlock(j->ctx, &rq->lock);
 		return WAIT_PEER;
 	}
 	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed);
@@ -119,7 +131,7 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 		atomic_store_explicit(&rq->waiting, 1, memory_order_relaxed);
 		if (qp->srq >= 0)
 			atomic_fetch_or(&sn_srq_at(seg, qp->srq)->waiters[index / 64], 1ULL << index % 64);
-		sn_unlock(&rq->lock);
+		sn_unlock(j->ctx, &rq->lock);
 		return WAIT_RNR;
 	}
 	*item = ((uint32_t *)sn_at(seg, rq->ring))[head & (rq->size - 1)];
@@ -136,7 +148,7 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 		else
 			limit = 0;
 	}
-	sn_unlock(&rq->lock);
+	sn_unlock(j->ctx, &rq->lock);
 	if (limit)
 		sn_async_raise(j->ctx, j->t, IBV_EVENT_SRQ_LIMIT_REACHED, (uint32_t)qp->srq,
 			       atomic_load(&sn_srq_at(seg, qp->srq)->epoch));
@@ -149,8 +161,10 @@ static int complete_receive(struct job *j, uint32_t item, enum ibv_wc_status sta
 	struct sn_swqe *w = j->w;
 	bool write = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 	bool imm = write || w->opcode == IBV_WR_SEND_WITH_IMM;
+	struct sn_rwqe *rw = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, qp), item);
 	struct sn_cqe e = {
-		.wr_id = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, qp), item)->wr_id,
+		.wr_id = rw->wr_id,
+		.serial = rw->serial,
 		.qpn = qp->qpn,
 		.epoch = atomic_load_explicit(&qp->epoch, memory_order_relaxed),
 		.byte_len = length,
@@ -159,7 +173,7 @@ static int complete_receive(struct job *j, uint32_t item, enum ibv_wc_status sta
 		.wc_flags = (uint16_t)((imm ? IBV_WC_WITH_IMM : 0) | (qp->type == IBV_QPT_UD ? IBV_WC_GRH : 0)),
 		.status = (uint8_t)status,
 		.opcode = write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-		.rwqe = item,
+		.entry = item,
 		.srq = qp->srq,
 		.srq_epoch = qp->srq >= 0 ? atomic_load(&sn_srq_at(j->t->seg, qp->srq)->epoch) : 0,
 		.kind = (uint16_t)(SN_CQE_RECV | kind),
@@ -172,6 +186,8 @@ static enum ibv_wc_status scatter(struct job *j, struct sn_rwqe *rw, uint64_t le
 {
 	uint64_t room = 0, left = length;
 	*num_far = 0;
+	if (rw->num_sge > SN_MAX_SGE)
+		return IBV_WC_LOC_QP_OP_ERR;
 	for (uint32_t i = 0; i < rw->num_sge; i++)
 		room += rw->sge[i].length;
 	if (room < length)
@@ -242,7 +258,7 @@ static enum verdict do_send(struct job *j)
 	if (!reachable(far, num_far) && put_lazily(j, item, rw)) {
 		kind = SN_CQE_LAZY;
 	} else {
-		sn_place_lazy(j->ctx, j->t); /* what came earlier is in memory earlier */
+		sn_place_lazy(j->ctx, j->t, j->claim); /* what came earlier is in memory earlier */
 		j->status = transfer(j, true, far, num_far, j->w->length);
 		if (j->status != IBV_WC_SUCCESS) {
 			complete_receive(j, item, IBV_WC_LOC_PROT_ERR, 0, 0);
@@ -283,7 +299,7 @@ static enum verdict do_write(struct job *j, bool imm)
 		return DONE;
 	if (imm && (v = take_receive(j, &item)) != DONE)
 		return v;
-	sn_place_lazy(j->ctx, j->t);
+	sn_place_lazy(j->ctx, j->t, j->claim);
 	j->status = transfer(j, true, &far, 1, j->w->length);
 	if (imm) {
 		int err = complete_receive(j, item, j->status ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS, j->w->length, 0);
@@ -299,7 +315,7 @@ static enum verdict do_read(struct job *j)
 	check_remote(j, IBV_ACCESS_REMOTE_READ, &far);
 	if (j->status != IBV_WC_SUCCESS)
 		return DONE;
-	sn_place_lazy(j->ctx, j->t);
+	sn_place_lazy(j->ctx, j->t, j->claim);
 	j->status = transfer(j, false, &far, 1, j->w->length);
 	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
 }
@@ -315,9 +331,10 @@ static enum verdict do_atomic(struct job *j)
 		return DONE;
 	if (w->remote_addr % 8)
 		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
-	sn_place_lazy(j->ctx, j->t);
-	if (sn_atomic(j->ctx, j->t, &far, w->opcode, w->compare_add, w->swap, &old) != SN_COPY_OK)
-		return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_ACCESS_ERR);
+	sn_place_lazy(j->ctx, j->t, j->claim);
+	enum ibv_wc_status status = outcome(j, sn_atomic(j->ctx, j->t, &far, w->opcode, w->compare_add, w->swap, &old));
+	if (status != IBV_WC_SUCCESS)
+		return refuse(j, status, IBV_EVENT_QP_ACCESS_ERR);
 	result = (struct sn_piece){ .ptr = (char *)&old, .len = 8 };
 	if (sn_copy(j->r->seg->pid, true, &result, 1, j->near, j->num_near, 8) != SN_COPY_OK)
 		j->status = IBV_WC_LOC_PROT_ERR;
@@ -340,6 +357,10 @@ static enum verdict do_datagram(struct job *j)
 	sn_claim_end(j->claim);
 	j->t = &t;
 	j->claim = sn_claim_begin(j->ctx, j->r, j->t);
+	j->num_near = 0;
+	j->status = gather(j); /* again, under the new claim */
+	if (j->status != IBV_WC_SUCCESS)
+		return DONE;
 	if (!can_receive(atomic_load(&t.qp->state)) || take_receive(j, &item) != DONE)
 		return DONE;
 	struct sn_rwqe *rw = sn_rwqe_at(t.seg, sn_rq_of(t.seg, t.qp), item);

@@ -80,6 +80,7 @@ static int fill(struct sn_seg *seg, struct sn_rq *rq, struct sn_free_list *free,
 	if (!rq->size || !sn_free_list_get(free, item))
 		return ENOMEM;
 	w = sn_rwqe_at(seg, rq, *item);
+	w->serial++;
 	w->wr_id = wr->wr_id;
 	w->num_sge = (uint32_t)wr->num_sge;
 	w->lazy_len = 0;
@@ -100,14 +101,17 @@ static void append(struct sn_seg *seg, struct sn_rq *rq, uint32_t item)
 static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t item)
 {
 	struct sn_qp *qp = side->qp;
+	struct sn_rwqe *w = sn_rwqe_at(side->seg, sn_rq_of(side->seg, qp), item);
 	struct sn_cqe e = {
-		.wr_id = sn_rwqe_at(side->seg, &qp->rq, item)->wr_id,
+		.wr_id = w->wr_id,
+		.serial = w->serial,
 		.qpn = qp->qpn,
 		.epoch = atomic_load(&qp->epoch),
 		.status = IBV_WC_WR_FLUSH_ERR,
 		.opcode = IBV_WC_RECV,
-		.rwqe = item,
-		.srq = -1,
+		.entry = item,
+		.srq = qp->srq,
+		.srq_epoch = qp->srq >= 0 ? atomic_load(&sn_srq_at(side->seg, qp->srq)->epoch) : 0,
 		.kind = SN_CQE_RECV,
 	};
 	sn_cq_push(ctx, side, qp->recv_cq, &e, true);
@@ -131,7 +135,37 @@ void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
 		atomic_store(&qp->rq.head, ++head);
 		flush_one(ctx, side, item);
 	}
-	sn_unlock(&qp->rq.lock);
+	sn_unlock(ctx, &qp->rq.lock);
+}
+
+/* Receives of this context's QP that a sender took and will never complete: it died with them, or
+ * nobody is inside any more. They are flushed; should their completion exist all the same, the
+ * second of the two is dropped at the poll. */
+void sn_rq_flush_taken(struct sn_priv_qp *priv)
+{
+	struct sn_side own = sn_own_side(priv);
+	struct sn_rq *rq = sn_rq_of(own.seg, own.qp);
+	for (uint32_t i = 0; i < rq->size; i++) {
+		struct sn_rwqe *w = sn_rwqe_at(own.seg, rq, i);
+		if (w->qp == priv->index && atomic_load(&w->state) == SN_RWQE_TAKEN)
+			flush_one(priv->ctx, &own, i);
+	}
+}
+
+/* At RESET and destroy: entries of a shared queue that this QP had taken go back to it. */
+void sn_srq_reclaim(struct sn_priv_qp *priv)
+{
+	if (!priv->init.srq)
+		return;
+	struct sn_priv_srq *srq = sn_container(priv->init.srq, struct sn_priv_srq, ibv);
+	struct sn_rq *rq = &srq->srq->rq;
+	for (uint32_t i = 0; i < rq->size; i++) {
+		struct sn_rwqe *w = sn_rwqe_at(priv->ctx->seg, rq, i);
+		uint32_t state = atomic_load(&w->state);
+		if (w->qp == priv->index && state != SN_RWQE_FREE && state != SN_RWQE_POSTED &&
+		    atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
+			sn_free_list_put(&srq->free, i);
+	}
 }
 
 int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
@@ -166,7 +200,7 @@ int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
 				waited = true;
 			}
 		}
-		sn_unlock(&qp->rq.lock);
+		sn_unlock(ctx, &qp->rq.lock);
 	}
 	if (err)
 		*bad = wr;
@@ -213,7 +247,7 @@ int sn_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_rec
 			atomic_store_explicit(&rq->waiting, 0, memory_order_relaxed);
 			waited = true;
 		}
-		sn_unlock(&rq->lock);
+		sn_unlock(ctx, &rq->lock);
 	}
 	if (err)
 		*bad = wr;

@@ -64,6 +64,8 @@ int sn_seg_create(struct sn_ctx *ctx)
 		}
 	}
 	ctx->holes = calloc(16, sizeof(*ctx->holes));
+	if (!err)
+		madvise(ctx->seg, SN_SEG_SIZE, MADV_DONTFORK); /* a child has no business there */
 	ctx->mapping = err ? NULL : sn_mapping_new(ctx->seg);
 	if (!err && (!ctx->holes || !ctx->mapping))
 		err = ENOMEM;

@@ -68,7 +68,7 @@ struct sn_priv_cq {
 	_Atomic int users;
 	_Atomic uint32_t poll_lock;
 	_Atomic uint32_t pending; /* some QP of this CQ may have work that waits */
-	uint64_t next_kick;
+	uint64_t late_since; /* the next completion waits for its payload since then */
 	uint32_t empty_polls;
 	uint32_t events_seen, async_seen;
 	struct sn_priv_qp *senders; /* QPs that complete their sends here */
@@ -102,10 +102,15 @@ struct sn_priv_qp {
 	struct ibv_qp_attr attr;
 	struct ibv_qp_init_attr init;
 	uint32_t async_seen;
+	/* since when the same executor holds our queue at the same entry */
+	uint64_t stuck_since;
+	sn_id stuck_holder;
+	uint32_t stuck_head;
 	uint64_t heap, heap_len;
 	struct sn_free_list free;
 	struct sn_priv_qp *next_sender;
 	bool destroying;
+	bool dirty; /* a RESET or destroy was refused: the queues are not empty yet */
 };
 
 /* A segment's mapping. Contexts of one process share it, so that a sanitizer sees both ends use
@@ -157,7 +162,7 @@ uint64_t sn_now(void);
 uint64_t sn_now_coarse(void);
 bool sn_try_lock(struct sn_ctx *ctx, struct sn_lock *l);
 bool sn_lock(struct sn_ctx *ctx, struct sn_lock *l); /* false: the holder is stopped */
-void sn_unlock(struct sn_lock *l);
+void sn_unlock(struct sn_ctx *ctx, struct sn_lock *l);
 void sn_spin(_Atomic uint32_t *l);
 static inline void sn_unspin(_Atomic uint32_t *l)
 {
@@ -194,7 +199,7 @@ struct sn_peer *sn_peer_get(struct sn_ctx *ctx, uint32_t slot, int *err);
 bool sn_may_read(struct sn_seg *seg);
 bool sn_peer_dead(struct sn_peer *peer, uint64_t now);
 void sn_peer_event(struct sn_peer *peer, uint32_t number, const struct sn_event *event);
-char *sn_peer_pool(struct sn_peer *peer, uint32_t pool, uint64_t offset, uint64_t length);
+char *sn_peer_pool(struct sn_peer *peer, const struct sn_mr *mr, uint64_t offset, uint64_t length);
 void sn_peers_free(struct sn_ctx *ctx);
 
 /* ---- mr.c */
@@ -212,6 +217,7 @@ int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t cq, cons
 int sn_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int sn_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 bool sn_cq_kick(struct sn_priv_cq *cq);
+void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn);
 
 /* ---- channel.c */
 void sn_channel_watch(struct sn_priv_qp *qp); /* deadlines and deaths must wake a sleeper */
@@ -230,6 +236,8 @@ void sn_free_list_put(struct sn_free_list *f, uint32_t item);
 int sn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side);
+void sn_rq_flush_taken(struct sn_priv_qp *qp);
+void sn_srq_reclaim(struct sn_priv_qp *qp);
 
 /* ---- send.c */
 int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
@@ -238,14 +246,15 @@ int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr *
 bool sn_qp_busy(struct sn_qp *qp);
 bool sn_drive(struct sn_priv_qp *qp);	   /* own send queue; true: something moved */
 bool sn_drive_peer(struct sn_priv_qp *qp); /* the send queue of the QP that this one is connected to */
-void sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
+bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
 struct sn_side sn_own_side(struct sn_priv_qp *qp);
 bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side);
 
 /* ---- place.c */
-bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t);
+bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim *claim);
 bool sn_place_all(struct sn_ctx *ctx);
-bool sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w);
+enum sn_placed { SN_PLACED, SN_PLACED_LATER, SN_NOT_PLACED };
+enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, bool wait);
 
 /* ---- copy.c */
 struct sn_piece { char *ptr; uint64_t addr; uint64_t len; }; /* ptr: reachable here; else addr in the other process */
@@ -256,6 +265,9 @@ void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn
 enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struct sn_piece *where, uint32_t opcode,
 			      uint64_t compare_add, uint64_t swap, uint64_t *old);
 
+/* ---- qp.c */
+int sn_qp_abandon(struct sn_priv_qp *qp);
+
 /* ---- qp_state.c */
 int sn_qp_check_attr(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
 
@@ -263,6 +275,7 @@ int sn_qp_check_attr(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_
 extern const struct ibv_context_ops sn_context_ops;
 uint64_t sn_max_message(void);
 uint64_t sn_max_region(void);
+uint32_t sn_mtu_bytes(void);
 
 static inline struct sn_ctx *sn_ctx_of(struct ibv_context *c)
 {

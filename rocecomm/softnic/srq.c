@@ -107,6 +107,13 @@ SN_EXPORT int ibv_destroy_srq(struct ibv_srq *ibv)
 	pthread_mutex_lock(&ctx->lock);
 	atomic_fetch_add(&srq->srq->epoch, 1); /* completions that are still to be polled give nothing back */
 	ctx->srqs[srq->index] = NULL;
+	for (uint32_t i = 0; i < SN_CQS && i < atomic_load(&ctx->seg->cq_limit); i++) {
+		struct sn_priv_cq *cq = ctx->cqs[i]; /* a poll may be about to give an entry back to it */
+		if (cq) {
+			sn_spin(&cq->poll_lock);
+			sn_unspin(&cq->poll_lock);
+		}
+	}
 	sn_heap_put(ctx, srq->heap, srq->heap_len);
 	pthread_mutex_unlock(&ctx->lock);
 	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
