@@ -27,6 +27,7 @@ from .limits import check_key, check_value
 
 _LIVENESS_INTERVAL = 0.25
 _HALF_MADE_AGE = 60.0
+_ENTER_SECONDS = 10.0
 
 
 def base_directory():
@@ -189,7 +190,7 @@ class FileStore:
 
 def _enter(path):
     """Open and share-lock the folder's ``alive`` file; a dead job's folder is replaced."""
-    alive = os.path.join(path, "alive")
+    alive, end = os.path.join(path, "alive"), time.monotonic() + _ENTER_SECONDS
     while True:
         try:
             os.mkdir(path, 0o700)
@@ -205,10 +206,14 @@ def _enter(path):
             os.close(fd)
             continue
         # Turning an exclusive lock into a shared one is not atomic, so look again.
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        if _same(fd, alive):
+        if _lock(fd, fcntl.LOCK_SH) and _same(fd, alive):
             return fd
         os.close(fd)
+        if time.monotonic() > end:
+            raise JoinError(f"{alive} has been locked for {_ENTER_SECONDS:g} s: a process that "
+                            "cleans up after an earlier job must be stopped; end it, or choose "
+                            "another ROCECOMM_JOB_ID")
+        time.sleep(0.002)                         # somebody looks whether the job is dead
 
 
 def _lock(fd, kind):

@@ -1,5 +1,7 @@
 """The file store: private, never confused by the past, cleaned by whoever comes next."""
 
+import fcntl
+import hashlib
 import os
 import signal
 import stat
@@ -141,6 +143,18 @@ def test_death_of_a_member_is_noticed(base):
     assert error.missing == (0,) and "ended while" in str(error)
     assert time.monotonic() - start < 2.0
     store.close()
+
+
+def test_a_cleaner_that_is_stopped_is_an_error_not_a_hang(base, monkeypatch):
+    monkeypatch.setattr(filestore, "_ENTER_SECONDS", 0.3)
+    FileStore("job", 0, base).close()
+    os.mkdir(os.path.join(base, name := hashlib.sha256(b"job").hexdigest()[:32]), 0o700)
+    with open(os.path.join(base, name, "alive"), "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(JoinError, match="locked for 0.3 s"):
+            FileStore("job", 0, base)
+    FileStore("job", 0, base).close()
+    assert os.listdir(base) == []
 
 
 def test_many_come_and_go_at_once(base):

@@ -21,6 +21,8 @@ def join(rank, size, timeout=3.0, store=None, **settings):
     start = time.monotonic()
     try:
         group = bootstrap.join(Config.from_env(**settings), rank, size, store, timeout)
+        group.store.set(f"x/{rank}", b"value %d" % rank)
+        values = [group.store.get(f"x/{r}", 10) for r in range(size)]
     except (JoinError, ConfigError) as error:
         return {"error": str(error), "type": type(error).__name__,
                 "missing": getattr(error, "missing", ()),
@@ -28,8 +30,6 @@ def join(rank, size, timeout=3.0, store=None, **settings):
                 "surplus": getattr(error, "surplus", ()),
                 "setting": getattr(error, "setting", None),
                 "seconds": time.monotonic() - start}
-    group.store.set(f"x/{rank}", b"value %d" % rank)
-    values = [group.store.get(f"x/{r}", 10) for r in range(size)]
     group.store.close()
     assert values == [b"value %d" % r for r in range(size)]
     return {"job": group.job_id, "secret": group.secret, "local": group.local_rank,
@@ -110,6 +110,14 @@ def test_surplus_rank(world, where):
     for result in run(world, [(0, 3), (1, 3), (3, 3)], where=where):
         assert result["surplus"] == (3,) and "0 to 2" in result["error"]
         assert result["seconds"] < 2.0
+
+
+def test_a_fourth_process_for_a_world_of_three(world, where):
+    *three, fourth = run(world, [(0, 3), (1, 3), (2, 3), (3, 3)], where=where, timeout=5.0)
+    assert fourth["surplus"] == (3,) and fourth["seconds"] < 3.0
+    # The three may have met and left before it came; then it is the only one to know.
+    for result in three:
+        assert result["error"] is None or result["surplus"] == (3,)
 
 
 def test_world_sizes_that_disagree(world, where):
