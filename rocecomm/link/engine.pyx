@@ -332,7 +332,8 @@ cdef class Engine(Links):
                     # its completion proves that all before it has arrived
                     e.peers[i].sq_signal = e.peers[i].sq_head - e.peers[i].sq_depth
                     mark_dirty(e, &e.peers[i])
-            flush(e, limit)
+            # even when the time is up: the others shall hear it rather than find us dead
+            flush(e, max(limit, rc_now() + 500000000))
             for i in range(e.size):
                 end_all(e, &e.peers[i])
             while e.any_posted.head != NULL:
