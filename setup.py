@@ -231,11 +231,12 @@ class build_ext(_build_ext):
         super().build_extension(ext)
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.write_text(wanted)
-        if self._in_tree:  # at once, so that one that fails does not hold back the others
-            put(target, self.get_ext_filename(self.get_ext_fullname(ext.name)))
 
     def copy_extensions_to_source(self):
-        """Done by build_extension."""
+        """After all have been built: those in the tree always fit each other."""
+        for ext in self.extensions:
+            name = self.get_ext_filename(self.get_ext_fullname(ext.name))
+            put(Path(self.build_lib) / name, name)
 
     def get_outputs(self):
         outputs = super().get_outputs()

@@ -66,8 +66,10 @@ print(base, sysconfig.get_path("purelib"), sep="\n")')
     for path in "$site"/{pytest,pytest_timeout,hypothesis,pluggy}-*.dist-info "$site"/*.pth; do
         [ -e "$path" ] && fast+=("${path#/}")
     done
-    [ -d "$root/rocecomm" ] && fast+=("${root#/}/rocecomm")
-    layers=("$stdlib" "$site" "$root/rocecomm")
+    layers=("$stdlib" "$site")
+    for path in "$root/rocecomm" "$root/tests" "$root/examples"; do
+        [ -d "$path" ] && fast+=("${path#/}") && layers+=("$path")
+    done
     tar -C / -cf "$out/fast.tar" --exclude="${stdlib#/}/site-packages" --exclude="${stdlib#/}/test" \
         --exclude="${stdlib#/}/idlelib" --exclude="${stdlib#/}/ensurepip" --exclude='lib2to3' \
         --exclude='*.a' --exclude='*/numpy/*/tests' --exclude='*/numpy/f2py' "${fast[@]}" ||
