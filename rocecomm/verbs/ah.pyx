@@ -62,18 +62,19 @@ cdef class AH(Handle):
     def __cinit__(self, PD pd not None, attr):
         cdef ibv_ah_attr a
         cdef int err
-        pd.ensure_open()
         fill_ah_attr(&a, attr)
         self.pd = pd
-        pd.users += 1
-        with nogil:
-            self.ah = pd.context.provider.ops.create_ah(pd.pd, &a)
-            err = errno
-        pd.users -= 1
-        if self.ah == NULL:
-            raise verbs_error("ibv_create_ah", err, pd.context.name,
-                              f"{attr}; RoCE needs a dgid, and a sgid_index that exists")
-        self.opened((pd,))
+        pd.enter()
+        try:
+            with nogil:
+                self.ah = pd.context.provider.ops.create_ah(pd.pd, &a)
+                err = errno
+            if self.ah == NULL:
+                raise verbs_error("ibv_create_ah", err, pd.context.name,
+                                  f"{attr}; RoCE needs a dgid, and a sgid_index that exists")
+            self.opened((pd,))
+        finally:
+            pd.leave()
 
     cdef int free_handle(self) noexcept:
         cdef int rc

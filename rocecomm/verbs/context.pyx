@@ -131,12 +131,11 @@ cdef class Context(Handle):
         """Limits and abilities of the device (``ibv_query_device``): DeviceAttr."""
         cdef ibv_device_attr a
         cdef int rc
-        self.ensure_open()
         memset(&a, 0, sizeof(a))
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.provider.ops.query_device(self.ctx, &a)
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_query_device", rc if rc > 0 else errno, self.name, "")
         return DeviceAttr(
@@ -152,12 +151,11 @@ cdef class Context(Handle):
         """State and limits of a port (``ibv_query_port``): PortAttr. Ports count from 1."""
         cdef ibv_port_attr a
         cdef int rc
-        self.ensure_open()
         _check_port(port_num)
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.provider.ops.query_port(self.ctx, <uint8_t> port_num, &a)
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_query_port", rc if rc > 0 else errno, self.name,
                               f"port {port_num}; ports count from 1")
@@ -172,13 +170,12 @@ cdef class Context(Handle):
         cdef uint16_t pkey = 0
         cdef int rc
         cdef int err
-        self.ensure_open()
         _check_port(port_num)
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.provider.ops.query_pkey(self.ctx, <uint8_t> port_num, index, &pkey)
             err = errno
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_query_pkey", rc if rc > 0 else err, self.name,
                               f"port {port_num}, index {index}")
@@ -193,23 +190,22 @@ cdef class Context(Handle):
         cdef ibv_gid gid
         cdef int rc
         cdef int err
-        self.ensure_open()
         _check_port(port_num)
         memset(&entry, 0, sizeof(entry))
         memset(&gid, 0, sizeof(gid))
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.provider.ops.query_gid_ex(self.ctx, port_num, index, &entry, 0,
                                                 sizeof(ibv_gid_entry))
-        self.users -= 1
+        self.leave()
         if rc == 0:
             return GIDEntry(index, port_num, bytes(entry.gid.raw[:16]),
                             _enum(GIDType, entry.gid_type), entry.ndev_ifindex)
-        self.users += 1
+        self.enter()
         with nogil:     # says ENODATA for an empty entry, or is not there at all
             rc = self.provider.ops.query_gid(self.ctx, <uint8_t> port_num, index, &gid)
             err = errno
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_query_gid", rc if rc > 0 else err, self.name,
                               f"port {port_num}, index {index}")
@@ -248,11 +244,11 @@ cdef class Context(Handle):
         if entries == NULL:
             raise MemoryError()
         try:
-            self.users += 1
+            self.enter()
             with nogil:
                 got = self.provider.ops.query_gid_table(self.ctx, entries, room, 0,
                                                         sizeof(ibv_gid_entry))
-            self.users -= 1
+            self.leave()
             if got >= 0:
                 return [GIDEntry(entries[i].gid_index, port_num, bytes(entries[i].gid.raw[:16]),
                                  _enum(GIDType, entries[i].gid_type), entries[i].ndev_ifindex)
@@ -275,12 +271,11 @@ cdef class Context(Handle):
         while True:
             if not wait_readable(self, self.async_fd, timeout):
                 return None
-            self.ensure_open()
-            self.users += 1
+            self.enter()
             with nogil:
                 rc = self.provider.ops.get_async_event(self.ctx, &event)
                 err = errno
-            self.users -= 1
+            self.leave()
             if rc == 0:
                 break
             if err != EAGAIN and err != EINTR:
@@ -332,18 +327,18 @@ cdef class Memory(Handle):
 
     def __cinit__(self, Context context not None, size_t nbytes):
         cdef int rc
-        context.ensure_open()
         if nbytes == 0:
             raise ValueError("cannot allocate 0 bytes")
         self.context = context
         self.nbytes = nbytes
-        context.users += 1
+        context.enter()
         with nogil:
             rc = context.provider.ops.alloc(context.ctx, nbytes, &self.addr)
-        context.users -= 1
+        if rc == 0:
+            context.memories += 1       # from here on the device outlives the memory
+        context.leave()
         if rc:
             raise verbs_error("softnic_alloc", rc, context.name, f"{nbytes} bytes")
-        context.memories += 1
         self.opened(())
 
     cdef int free_handle(self) noexcept:

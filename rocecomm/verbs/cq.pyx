@@ -33,18 +33,19 @@ cdef class CompChannel(Handle):
 
     def __cinit__(self, Context context not None):
         cdef int err
-        context.ensure_open()
         self.context = context
-        context.users += 1
-        with nogil:
-            self.channel = context.provider.ops.create_comp_channel(context.ctx)
-            err = errno
-        context.users -= 1
-        if self.channel == NULL:
-            raise verbs_error("ibv_create_comp_channel", err, context.name, "")
-        # so that a reader that lost the race for an event does not sleep for the next one
-        fcntl(self.channel.fd, F_SETFL, fcntl(self.channel.fd, F_GETFL) | O_NONBLOCK)
-        self.opened((context,))
+        context.enter()
+        try:
+            with nogil:
+                self.channel = context.provider.ops.create_comp_channel(context.ctx)
+                err = errno
+            if self.channel == NULL:
+                raise verbs_error("ibv_create_comp_channel", err, context.name, "")
+            # so that a reader that lost the race for an event does not sleep for the next one
+            fcntl(self.channel.fd, F_SETFL, fcntl(self.channel.fd, F_GETFL) | O_NONBLOCK)
+            self.opened((context,))
+        finally:
+            context.leave()
 
     cdef int free_handle(self) noexcept:
         cdef int rc
@@ -85,14 +86,13 @@ cdef class CompChannel(Handle):
         while True:
             if not wait_readable(self, self.fd, timeout):
                 return None
-            self.ensure_open()
-            self.users += 1
+            self.enter()
             with nogil:
                 rc = self.context.provider.ops.get_cq_event(self.channel, &cq, &user)
                 err = errno
                 if rc == 0:
                     self.context.provider.ops.ack_cq_events(cq, 1)
-            self.users -= 1
+            self.leave()
             if rc == 0:
                 ref = self.context.by_pointer.get(<size_t> cq)
                 found = ref() if ref is not None else None
@@ -122,27 +122,30 @@ cdef class CQ(Handle):
                   int comp_vector=0):
         cdef int err
         cdef ibv_comp_channel *c = NULL
-        context.ensure_open()
-        if channel is not None:
-            channel.ensure_open()
-            if channel.context is not context:
-                raise ValueError("a CQ and its completion channel must be of the same context")
-            c = channel.channel
-            channel.users += 1
+        if channel is not None and channel.context is not context:
+            raise ValueError("a CQ and its completion channel must be of the same context")
         self.context = context
         self.channel = channel
-        context.users += 1
-        with nogil:
-            self.cq = context.provider.ops.create_cq(context.ctx, cqe, NULL, c, comp_vector)
-            err = errno
-        context.users -= 1
-        if channel is not None:
-            channel.users -= 1
-        if self.cq == NULL:
-            raise verbs_error("ibv_create_cq", err, context.name,
-                              f"{cqe} entries, completion vector {comp_vector}")
-        context.by_pointer[<size_t> self.cq] = weakref.ref(self)
-        self.opened((context,) if channel is None else (context, channel))
+        context.enter()
+        try:
+            if channel is not None:
+                channel.ensure_open()       # and stays so: nothing below lets another thread run
+                c = channel.channel
+                channel.users += 1
+            with nogil:
+                self.cq = context.provider.ops.create_cq(context.ctx, cqe, NULL, c, comp_vector)
+                err = errno
+            try:
+                if self.cq == NULL:
+                    raise verbs_error("ibv_create_cq", err, context.name,
+                                      f"{cqe} entries, completion vector {comp_vector}")
+                self.opened((context,) if channel is None else (context, channel))
+                context.by_pointer[<size_t> self.cq] = weakref.ref(self)
+            finally:
+                if channel is not None:
+                    channel.leave()
+        finally:
+            context.leave()
 
     def __dealloc__(self):
         free(self.scratch)
@@ -174,11 +177,10 @@ cdef class CQ(Handle):
     def resize(self, int cqe):
         """Changes the number of entries to at least `cqe` (``ibv_resize_cq``)."""
         cdef int rc
-        self.ensure_open()
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.context.provider.ops.resize_cq(self.cq, cqe)
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_resize_cq", rc if rc > 0 else errno, self.context.name,
                               f"to {cqe} entries")
@@ -189,11 +191,10 @@ cdef class CQ(Handle):
         With `solicited_only` only an error, or a receive whose sender asked for it, does.
         """
         cdef int rc
-        self.ensure_open()
-        self.users += 1
+        self.enter()
         with nogil:
             rc = ibv_req_notify_cq(self.cq, solicited_only)
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_req_notify_cq", rc if rc > 0 else errno, self.context.name, "")
 
@@ -204,16 +205,16 @@ cdef class CQ(Handle):
         cdef int got
         cdef int i
         cdef WC wc
-        self.ensure_open()
         if n <= 0:
             raise ValueError(f"the number of completions to take must be at least 1, not {n}")
+        self.ensure_open()
         if n > ON_STACK:
             n = min(n, self.cq.cqe + 1)
             wcs = self.take_scratch(n)
-        self.users += 1
+        self.enter()
         with nogil:
             got = ibv_poll_cq(self.cq, n, wcs)
-        self.users -= 1
+        self.leave()
         try:
             if got < 0:
                 raise verbs_error("ibv_poll_cq", errno, self.context.name,
@@ -264,11 +265,11 @@ cdef class CQ(Handle):
             room = <int> min(total - start, 0x7FFFFFFF)
             if room == 0:
                 return 0
-            self.users += 1
+            self.enter()
             with nogil:
                 got = ibv_poll_cq(self.cq, room, <ibv_wc *> view.buf + start)
                 err = errno
-            self.users -= 1
+            self.leave()
         finally:
             PyBuffer_Release(&view)
         if got < 0:

@@ -12,6 +12,8 @@ cdef class Handle:
     cdef bint is_closing
 
     cdef int ensure_open(self) except -1            # raises ClosedError
+    cdef int enter(self) except -1                  # same, and close() waits until leave()
+    cdef void leave(self) noexcept
     cdef bint is_foreign(self) noexcept             # made before a fork, and we are the child
     cdef int opened(self, tuple parents) except -1  # the C object exists from now on
     cdef Handle child_at(self, key)

@@ -56,6 +56,16 @@ cdef class Handle:
                 f"child {getpid()}; open the device again in the child")
         raise ClosedError(f"this {name} is closed")
 
+    # Any Python call, even an allocation, may let another thread run and close the object:
+    # whoever uses the C pointer after one must be between enter() and leave().
+    cdef int enter(self) except -1:
+        self.ensure_open()
+        self.users += 1
+        return 0
+
+    cdef void leave(self) noexcept:
+        self.users -= 1
+
     def _ensure_open(self):
         """Raises ClosedError if the object is closed or was made before a fork."""
         self.ensure_open()

@@ -9,6 +9,7 @@ cdef class MR(Handle):
     cdef readonly PD pd
     cdef readonly Buffer buffer     # the export, held until ibv_dereg_mr has succeeded
     cdef readonly int access_bits
+    cdef char *mr_addr              # of the first byte, also once the buffer was given back
 
 
 cdef class SGE:

@@ -37,7 +37,7 @@ cdef class MR(Handle):
         cdef int err
         cdef unsigned int bits = u32(access, "access")
         cdef Buffer buffer
-        pd.ensure_open()
+        pd.ensure_open()        # a closed domain is the first thing to say
         buffer = acquire(obj, (bits & WRITES) != 0)
         if buffer.nbytes == 0:
             raise ValueError(f"cannot register 0 bytes (a {type(obj).__name__} of shape "
@@ -45,22 +45,25 @@ cdef class MR(Handle):
         self.pd = pd
         self.buffer = buffer
         self.access_bits = bits
-        pd.users += 1
-        with nogil:
-            if bits & OPTIONAL:
-                self.mr = pd.context.provider.ops.reg_mr_iova2(
-                    pd.pd, buffer.ptr, buffer.nbytes, <uint64_t> buffer.ptr, bits)
-            else:
-                self.mr = pd.context.provider.ops.reg_mr(pd.pd, buffer.ptr, buffer.nbytes,
-                                                         <int> bits)
-            err = errno
-        pd.users -= 1
-        if self.mr == NULL:
-            raise verbs_error("ibv_reg_mr", err, pd.context.name,
-                              f"{buffer.nbytes} bytes with access {_access_text(bits)}"
-                              f"{_hint(err, bits, buffer.nbytes)}")
-        buffer.hold()
-        self.opened((pd,))
+        self.mr_addr = buffer.ptr
+        pd.enter()
+        try:
+            with nogil:
+                if bits & OPTIONAL:
+                    self.mr = pd.context.provider.ops.reg_mr_iova2(
+                        pd.pd, buffer.ptr, buffer.nbytes, <uint64_t> buffer.ptr, bits)
+                else:
+                    self.mr = pd.context.provider.ops.reg_mr(pd.pd, buffer.ptr, buffer.nbytes,
+                                                             <int> bits)
+                err = errno
+            if self.mr == NULL:
+                raise verbs_error("ibv_reg_mr", err, pd.context.name,
+                                  f"{buffer.nbytes} bytes with access {_access_text(bits)}"
+                                  f"{_hint(err, bits)}")
+            buffer.hold()
+            self.opened((pd,))
+        finally:
+            pd.leave()
 
     cdef int free_handle(self) noexcept:
         cdef int rc
@@ -121,13 +124,15 @@ cdef class MR(Handle):
 
         ValueError if it does not lie inside the registration.
         """
+        cdef uint32_t lkey
         self.ensure_open()
+        lkey = self.mr.lkey
         offset = operator.index(offset)
         length = self.buffer.nbytes - offset if length is None else operator.index(length)
         if offset < 0 or length < 0 or offset + length > self.buffer.nbytes:
             raise ValueError(f"bytes {offset}..{offset + length} do not lie inside a registration "
                              f"of {self.buffer.nbytes} bytes")
-        return SGE(<size_t> self.buffer.ptr + offset, length, self.mr.lkey)
+        return SGE(<size_t> self.mr_addr + offset, length, lkey)
 
     def __len__(self):
         return self.buffer.nbytes
@@ -189,7 +194,7 @@ def _access_text(unsigned int bits):
     return "|".join(names) or "0"
 
 
-def _hint(int err, unsigned int bits, size_t nbytes):
+def _hint(int err, unsigned int bits):
     if err == ENOMEM:
         soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         if soft != resource.RLIM_INFINITY:

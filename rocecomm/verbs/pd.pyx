@@ -18,16 +18,17 @@ cdef class PD(Handle):
 
     def __cinit__(self, Context context not None):
         cdef int err
-        context.ensure_open()
         self.context = context
-        context.users += 1
-        with nogil:
-            self.pd = context.provider.ops.alloc_pd(context.ctx)
-            err = errno
-        context.users -= 1
-        if self.pd == NULL:
-            raise verbs_error("ibv_alloc_pd", err, context.name, "")
-        self.opened((context,))
+        context.enter()
+        try:
+            with nogil:
+                self.pd = context.provider.ops.alloc_pd(context.ctx)
+                err = errno
+            if self.pd == NULL:
+                raise verbs_error("ibv_alloc_pd", err, context.name, "")
+            self.opened((context,))
+        finally:
+            context.leave()
 
     cdef int free_handle(self) noexcept:
         cdef int rc

@@ -53,17 +53,9 @@ cdef class QP(Handle):
         cdef Handle parent
         if recv_cq is None:
             recv_cq = send_cq
-        pd.ensure_open()
-        send_cq.ensure_open()
-        recv_cq.ensure_open()
         if send_cq.context is not pd.context or recv_cq.context is not pd.context:
             raise ValueError("a QP, its PD and its CQs must be of the same context")
         memset(&init, 0, sizeof(init))
-        init.send_cq = send_cq.cq
-        init.recv_cq = recv_cq.cq
-        if srq is not None:
-            srq.ensure_open()
-            init.srq = srq.srq
         init.cap.max_send_wr = max_send_wr
         init.cap.max_recv_wr = max_recv_wr if srq is None else 0
         init.cap.max_send_sge = max_send_sge
@@ -81,25 +73,33 @@ cdef class QP(Handle):
             parents.append(recv_cq)
         if srq is not None:
             parents.append(srq)
-        for parent in parents:
-            parent.users += 1
-        with nogil:
-            self.qp = pd.context.provider.ops.create_qp(pd.pd, &init)
-            err = errno
-        for parent in parents:
-            parent.users -= 1
-        if self.qp == NULL:
-            raise verbs_error(
-                "ibv_create_qp", err, pd.context.name,
-                f"{_type_name(qp_type)}, {max_send_wr} sends of {max_send_sge} elements, "
-                f"{max_recv_wr} receives of {max_recv_sge} elements, {max_inline_data} bytes inline")
-        self.max_send_wr = init.cap.max_send_wr
-        self.max_recv_wr = init.cap.max_recv_wr
-        self.max_send_sge = init.cap.max_send_sge
-        self.max_recv_sge = init.cap.max_recv_sge
-        self.max_inline_data = init.cap.max_inline_data
-        pd.context.by_pointer[<size_t> self.qp] = weakref.ref(self)
-        self.opened(tuple(parents))
+        entered = []
+        try:
+            for parent in parents:
+                parent.enter()
+                entered.append(parent)
+            init.send_cq = send_cq.cq
+            init.recv_cq = recv_cq.cq
+            init.srq = srq.srq if srq is not None else NULL
+            with nogil:
+                self.qp = pd.context.provider.ops.create_qp(pd.pd, &init)
+                err = errno
+            if self.qp == NULL:
+                raise verbs_error(
+                    "ibv_create_qp", err, pd.context.name,
+                    f"{_type_name(qp_type)}, {max_send_wr} sends of {max_send_sge} elements, "
+                    f"{max_recv_wr} receives of {max_recv_sge} elements, {max_inline_data} bytes "
+                    f"inline")
+            self.max_send_wr = init.cap.max_send_wr
+            self.max_recv_wr = init.cap.max_recv_wr
+            self.max_send_sge = init.cap.max_send_sge
+            self.max_recv_sge = init.cap.max_recv_sge
+            self.max_inline_data = init.cap.max_inline_data
+            self.opened(tuple(parents))
+            pd.context.by_pointer[<size_t> self.qp] = weakref.ref(self)
+        finally:
+            for parent in entered:
+                parent.leave()
 
     def __dealloc__(self):
         free_send_room(&self.send_room)
@@ -146,17 +146,18 @@ cdef class QP(Handle):
         cdef ibv_qp_attr a
         cdef ibv_qp_init_attr init
         cdef int rc
-        self.ensure_open()
+        cdef int kind
         memset(&a, 0, sizeof(a))
         memset(&init, 0, sizeof(init))
-        self.users += 1
+        self.enter()
+        kind = self.qp.qp_type
         with nogil:
             rc = self.pd.context.provider.ops.query_qp(self.qp, &a, mask, &init)
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_query_qp", rc if rc > 0 else errno, self.device_name(), "")
         return QPAttr(
-            QPState(a.qp_state), QPState(a.cur_qp_state), QPType(self.qp.qp_type), a.path_mtu,
+            QPState(a.qp_state), QPState(a.cur_qp_state), QPType(kind), a.path_mtu,
             a.path_mig_state, a.qkey, a.rq_psn, a.sq_psn, a.dest_qp_num, a.qp_access_flags,
             a.cap.max_send_wr, a.cap.max_recv_wr, a.cap.max_send_sge, a.cap.max_recv_sge,
             a.cap.max_inline_data, read_ah_attr(&a.ah_attr), a.pkey_index, a.sq_draining,
@@ -206,10 +207,10 @@ cdef class QP(Handle):
         a.max_dest_rd_atomic = values.get("max_dest_rd_atomic", 0)
         a.dest_qp_num = values.get("dest_qp_num", 0)
         a.path_mig_state = values.get("path_mig_state", 0)
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.pd.context.provider.ops.modify_qp(self.qp, &a, mask)
-        self.users -= 1
+        self.leave()
         if rc:
             what = f"to {_state_name(state)}" if state is not None else "its attributes"
             raise verbs_error("ibv_modify_qp", rc if rc > 0 else errno, self.device_name(),
@@ -271,7 +272,10 @@ cdef class QP(Handle):
         cdef unsigned int bits = u32(flags, "flags")
         cdef SgeList sges
         cdef int rc
+        cdef int state
+        cdef bint datagram
         self.ensure_open()
+        datagram = self.qp.qp_type == IBV_QPT_UD
         if not 0 <= op <= IBV_WR_ATOMIC_FETCH_AND_ADD:
             raise ValueError(f"opcode {op} cannot be posted; use the operations send, write, read "
                              f"and atomics of WROpcode")
@@ -296,7 +300,7 @@ cdef class QP(Handle):
                 wr.wr.ud.ah = ah.ah
                 wr.wr.ud.remote_qpn = u32(remote_qpn, "remote_qpn")
                 wr.wr.ud.remote_qkey = u32(remote_qkey, "remote_qkey")
-            elif self.qp.qp_type == IBV_QPT_UD:
+            elif datagram:
                 raise TypeError("a send on a UD queue pair needs ah, remote_qpn and remote_qkey")
         elif remote_addr is None or rkey is None:
             raise TypeError("a write, read or atomic needs remote_addr and rkey")
@@ -308,12 +312,15 @@ cdef class QP(Handle):
         else:
             wr.wr.rdma.remote_addr = u64(remote_addr, "remote_addr")
             wr.wr.rdma.rkey = u32(rkey, "rkey")
-        self.users += 1
+        self.enter()
         with nogil:
             rc = ibv_post_send(self.qp, &wr, &bad)
-        self.users -= 1
+            if rc < 0:
+                rc = errno
+        state = self.qp.state
+        self.leave()
         if rc:
-            raise self._send_error(rc if rc > 0 else errno, sges.count)
+            raise self._send_error(rc, sges.count, state)
 
     def post_send_array(self, wrs, sges=None, *, AH ah=None, remote_qpn=0, remote_qkey=0):
         """Posts every row of a SEND_WR_DTYPE array, chained, and returns how many that is.
@@ -328,24 +335,26 @@ cdef class QP(Handle):
         cdef uint32_t qpn = u32(remote_qpn, "remote_qpn")
         cdef uint32_t qkey = u32(remote_qkey, "remote_qkey")
         cdef bint own
+        cdef int state
         self.ensure_open()
         if ah is not None:
             ah.ensure_open()
         elif self.qp.qp_type == IBV_QPT_UD:
             raise TypeError("sends on a UD queue pair need ah, remote_qpn and remote_qkey")
+        self.enter()
         own = not self.send_busy
         if own:
             self.send_busy = True
-        self.users += 1
+        state = self.qp.state
         try:
             rc = post_send_rows(self.qp, wrs, sges, ah.ah if ah is not None else NULL, qpn, qkey,
                                 &self.send_room if own else NULL, &posted)
         finally:
-            self.users -= 1
+            self.leave()
             if own:
                 self.send_busy = False
         if rc:
-            error = self._send_error(rc, 1)
+            error = self._send_error(rc, 1, state)
             error.posted = posted
             raise error
         return posted
@@ -360,17 +369,16 @@ cdef class QP(Handle):
         cdef ibv_recv_wr *bad = NULL
         cdef SgeList sges
         cdef int rc
-        self.ensure_open()
         self.no_srq()
         sges = sge_list(local, False)
         wr.wr_id = u64(wr_id, "wr_id")
         wr.next = NULL
         wr.sg_list = sges.items
         wr.num_sge = sges.count
-        self.users += 1
+        self.enter()
         with nogil:
             rc = ibv_post_recv(self.qp, &wr, &bad)
-        self.users -= 1
+        self.leave()
         if rc:
             raise recv_error("ibv_post_recv", rc if rc > 0 else errno, self.device_name(),
                              sges.count, self.max_recv_wr, self.max_recv_sge)
@@ -380,16 +388,15 @@ cdef class QP(Handle):
         cdef Py_ssize_t posted = 0
         cdef int rc
         cdef bint own
-        self.ensure_open()
         self.no_srq()
+        self.enter()
         own = not self.recv_busy
         if own:
             self.recv_busy = True
-        self.users += 1
         try:
             rc = post_recv_rows(self.qp, NULL, wrs, sges, &self.recv_room if own else NULL, &posted)
         finally:
-            self.users -= 1
+            self.leave()
             if own:
                 self.recv_busy = False
         if rc:
@@ -404,14 +411,14 @@ cdef class QP(Handle):
             raise ValueError("this queue pair takes its receives from an SRQ; post them there")
         return 0
 
-    def _send_error(self, int err, int elements):
+    def _send_error(self, int err, int elements, int state):
         detail = f"{elements} element(s) of at most {self.max_send_sge}"
         if err == ENOMEM:
             detail += (f"; the queue takes {self.max_send_wr} requests and is full: poll for "
                        f"completions first (unsignaled requests count until a later signaled one "
                        f"completes), or make it larger")
-        elif err == EINVAL and self.qp.state != IBV_QPS_RTS:
-            detail += (f"; the queue pair is in state {_state_name(self.qp.state)}, sending needs "
+        elif err == EINVAL and state != IBV_QPS_RTS:
+            detail += (f"; the queue pair is in state {_state_name(state)}, sending needs "
                        f"RTS")
         elif err == EINVAL:
             detail += (f"; the request itself is wrong: inline data must fit "
@@ -419,9 +426,12 @@ cdef class QP(Handle):
         return verbs_error("ibv_post_send", err, self.device_name(), detail)
 
     def __repr__(self):
-        if self.closed:
+        cdef int number
+        cdef int kind
+        if not self.is_open or self.is_foreign():
             return "<QP closed>"
-        return f"<QP {self.qp.qp_num:#08x} {_type_name(self.qp.qp_type)} of {self.device_name()}>"
+        number, kind = self.qp.qp_num, self.qp.qp_type
+        return f"<QP {number:#08x} {_type_name(kind)} of {self.device_name()}>"
 
 
 def _type_name(value):

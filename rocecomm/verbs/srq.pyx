@@ -25,24 +25,25 @@ cdef class SRQ(Handle):
     def __cinit__(self, PD pd not None, uint32_t max_wr, uint32_t max_sge=1, uint32_t srq_limit=0):
         cdef ibv_srq_init_attr init
         cdef int err
-        pd.ensure_open()
         memset(&init, 0, sizeof(init))
         init.attr.max_wr = max_wr
         init.attr.max_sge = max_sge
         init.attr.srq_limit = srq_limit
         self.pd = pd
-        pd.users += 1
-        with nogil:
-            self.srq = pd.context.provider.ops.create_srq(pd.pd, &init)
-            err = errno
-        pd.users -= 1
-        if self.srq == NULL:
-            raise verbs_error("ibv_create_srq", err, pd.context.name,
-                              f"{max_wr} work requests of {max_sge} elements")
-        self.max_wr = init.attr.max_wr
-        self.max_sge = init.attr.max_sge
-        pd.context.by_pointer[<size_t> self.srq] = weakref.ref(self)
-        self.opened((pd,))
+        pd.enter()
+        try:
+            with nogil:
+                self.srq = pd.context.provider.ops.create_srq(pd.pd, &init)
+                err = errno
+            if self.srq == NULL:
+                raise verbs_error("ibv_create_srq", err, pd.context.name,
+                                  f"{max_wr} work requests of {max_sge} elements")
+            self.max_wr = init.attr.max_wr
+            self.max_sge = init.attr.max_sge
+            self.opened((pd,))
+            pd.context.by_pointer[<size_t> self.srq] = weakref.ref(self)
+        finally:
+            pd.leave()
 
     def __dealloc__(self):
         free_recv_room(&self.room)
@@ -71,10 +72,10 @@ cdef class SRQ(Handle):
         cdef int rc
         self.ensure_open()
         memset(&a, 0, sizeof(a))
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.pd.context.provider.ops.query_srq(self.srq, &a)
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_query_srq", rc if rc > 0 else errno, self.device_name(), "")
         return SRQAttr(a.max_wr, a.max_sge, a.srq_limit)
@@ -84,7 +85,6 @@ cdef class SRQ(Handle):
         cdef ibv_srq_attr a
         cdef int mask = 0
         cdef int rc
-        self.ensure_open()
         memset(&a, 0, sizeof(a))
         if max_wr is not None:
             a.max_wr = max_wr
@@ -92,10 +92,10 @@ cdef class SRQ(Handle):
         if srq_limit is not None:
             a.srq_limit = srq_limit
             mask |= IBV_SRQ_LIMIT
-        self.users += 1
+        self.enter()
         with nogil:
             rc = self.pd.context.provider.ops.modify_srq(self.srq, &a, mask)
-        self.users -= 1
+        self.leave()
         if rc:
             raise verbs_error("ibv_modify_srq", rc if rc > 0 else errno, self.device_name(),
                               f"max_wr={max_wr}, srq_limit={srq_limit}")
@@ -108,16 +108,15 @@ cdef class SRQ(Handle):
         cdef ibv_recv_wr *bad = NULL
         cdef SgeList sges
         cdef int rc
-        self.ensure_open()
         sges = sge_list(local, False)
         wr.wr_id = u64(wr_id, "wr_id")
         wr.next = NULL
         wr.sg_list = sges.items
         wr.num_sge = sges.count
-        self.users += 1
+        self.enter()
         with nogil:
             rc = ibv_post_srq_recv(self.srq, &wr, &bad)
-        self.users -= 1
+        self.leave()
         if rc:
             raise recv_error("ibv_post_srq_recv", rc if rc > 0 else errno, self.device_name(),
                              sges.count, self.max_wr, self.max_sge)
@@ -127,15 +126,14 @@ cdef class SRQ(Handle):
         cdef int rc
         cdef Py_ssize_t posted = 0
         cdef bint own
-        self.ensure_open()
+        self.enter()
         own = not self.recv_busy
         if own:
             self.recv_busy = True
-        self.users += 1
         try:
             rc = post_recv_rows(NULL, self.srq, wrs, sges, &self.room if own else NULL, &posted)
         finally:
-            self.users -= 1
+            self.leave()
             if own:
                 self.recv_busy = False
         if rc:
