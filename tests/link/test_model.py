@@ -32,7 +32,8 @@ def make_program(seed, ranks, messages, largest, stored=True):
         key = (src, dst) if any_tag else (src, dst, tag)
         how = rng.choice(("before", "after", "after", "late"))
         # order matters per key: once one waits, the later ones wait behind it
-        send = (src, "isend" if size > 64 or src == dst or not stored or rng.random() < 0.5 else "send", message)
+        started = size > 64 or src == dst or not stored or rng.random() < 0.5
+        send = (src, "isend" if started else "send", message)
         short = rng.random() < 0.1 and size > 0
         receive = [dst, "irecv", message, size - 1 if short else size + rng.choice((0, 0, 5))]
         if how == "before" and not waiting.get(key):
