@@ -42,7 +42,7 @@ DEPARTURES = (
     Departure("a local fault behind a request that waits stops both", "fault_behind_waiting", False, RXE,
               (Send(0, 1, "send", DATA), Send(0, 2, "write", (Sge(0, ARENA - 9, 10),), Remote(1, 0)),
                Recv(1, 3, (Sge(1, 0, 100),)))),
-    Departure("a fenced read behind a request that waits never starts", "fence_behind_waiting", False, RXE,
+    Departure("a fence waits for what is behind it when sent again", "fence_sent_again", False, RXE,
               (Send(0, 1, "send", DATA), Send(0, 2, "read", DATA, Remote(1, 512), fence=True),
                Recv(1, 3, (Sge(1, 0, 100),)))),
 )

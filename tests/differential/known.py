@@ -27,6 +27,7 @@ class Case(NamedTuple):
     steps: tuple
     expected: dict              # "side queue": [(wr_id, status)]
     config: Config = Config()
+    unless: str = ""            # field of Rules: no outcome is asked of a device that departs there
 
 
 HUNDRED = (Sge(0, 8, 100),)
@@ -69,12 +70,28 @@ KNOWN = {
          Send(0, 2, "swap", (Sge(0, 16, 8),), Remote(1, 16), compare_add=1, swap=2, fence=True),
          Send(0, 3, "read", (Sge(0, 40, 2000), Sge(0, 4000, 9)), Remote(1, 0), fence=True)),
         {"0 send": [(1, OK), (2, OK), (3, OK)]}),
+    "fenced behind an atomic that waits": Case(
+        (Send(0, 1, "send", HUNDRED), Send(0, 2, "add", (Sge(0, 1000, 8),), Remote(1, 8), compare_add=1),
+         Send(0, 3, "write", (Sge(0, 1000, 8),), Remote(1, 4096), fence=True), Sync, recv(4)),
+        {"0 send": [(1, OK), (2, OK), (3, OK)], "1 recv": [(4, OK)]}, unless="fence_sent_again"),
     "zero bytes look at no key": Case(
         (write(1, (), Remote(1, 0, True)), Send(0, 2, "read", (), Remote(1, 0, True))),
         {"0 send": [(1, OK), (2, OK)]}),
     "overlapping writes": Case(
         (write(1, (Sge(0, 0, 2500),)), write(2, (Sge(0, 5000, 2500),), Remote(1, 1000))),
         {"0 send": [(1, OK), (2, OK)]}),
+    "write over a send": Case((recv(1), Send(0, 2, "send", HUNDRED), write(3)),
+                              {"0 send": [(2, OK), (3, OK)], "1 recv": [(1, OK)]}),
+    "send over a send": Case((recv(1), recv(2, 2000), Send(0, 3, "send", HUNDRED),
+                              Send(0, 4, "send", (Sge(0, 1000, 1500),))),
+                             {"0 send": [(3, OK), (4, OK)], "1 recv": [(1, OK), (2, OK)]}),
+    "read of what was sent": Case(
+        (recv(1), Send(0, 2, "send", HUNDRED), Send(0, 3, "read", (Sge(0, 1000, 200),), Remote(1, 0))),
+        {"0 send": [(2, OK), (3, OK)], "1 recv": [(1, OK)]}),
+    "atomic on what was sent": Case(
+        (recv(1), Send(0, 2, "send", HUNDRED),
+         Send(0, 3, "add", (Sge(0, 1000, 8),), Remote(1, 16), compare_add=5)),
+        {"0 send": [(2, OK), (3, OK)], "1 recv": [(1, OK)]}),
     "send over a write": Case(
         (Recv(1, 1, (Sge(1, 100, 2000),)), write(2, (Sge(0, 0, 3000),)),
          Send(0, 3, "send", (Sge(0, 9000, 1500),))),
@@ -130,6 +147,10 @@ KNOWN = {
     "receive deregistered, then polled": Case(
         (Reg(1, 2, 0, 200), Recv(1, 1, (Sge(2, 0, 200),)), Send(0, 3, "send", HUNDRED),
          Sync({(0, "send"): 1}), Dereg(1, 2), Sync),
+        {"0 send": [(3, OK)], "1 recv": [(1, OK)]}),
+    "receive deregistered and its memory used, then polled": Case(
+        (Reg(1, 2, 0, 200), Recv(1, 1, (Sge(2, 0, 200),)), Send(0, 3, "send", HUNDRED),
+         Sync({(0, "send"): 1}), Dereg(1, 2), Scribble(1, 0, 150, 3), Sync),
         {"0 send": [(3, OK)], "1 recv": [(1, OK)]}),
     "source deregistered, then polled": Case(
         (Reg(0, 2, 0, 200), recv(1), Send(0, 3, "send", (Sge(2, 5, 100),)), Sync({(1, "recv"): 1}),

@@ -59,7 +59,7 @@ class Rules(NamedTuple):
     unaligned_atomic: str = "fails"         # or "refused", when it is posted
     late_receive: str = "flushed"           # or "stays": a receive posted in the error state
     fault_behind_waiting: bool = True       # may a local fault follow on a request that waits?
-    fence_behind_waiting: bool = True       # may a request with a fence?
+    fence_sent_again: bool = True           # may a request with a fence be sent again?
 
 
 class Completion(NamedTuple):
@@ -186,6 +186,14 @@ class Model:
         return not any(d.status for q in self.qps for d in q.sent) and \
             not any(c.status for q in self.qps for c in q.received)
 
+    def begun(self, side):
+        """[(side, ranges)] that a write which waits at the head may have written in part: its
+        receive is only asked for with the last packet."""
+        sq = self.qps[side].sq
+        if sq and sq[0][0].op == "write_imm" and sq[0][0].length:
+            return [(1 - side, [self._far_range(sq[0][0])])]
+        return []
+
     # -------------------------------------------------------------- steps
     def apply(self, step):
         getattr(self, "_" + type(step).__name__.lower())(step)
@@ -213,7 +221,7 @@ class Model:
         if not self.rules.fault_behind_waiting and self.qps[step.side].sq and \
                 step.op not in INBOUND and self._gather(step.side, step)[0] != OK:
             self.qps[step.side].stuck = True
-        if not self.rules.fence_behind_waiting and self.qps[step.side].sq and step.fence:
+        if not self.rules.fence_sent_again and self.qps[step.side].sq and step.fence:
             self.qps[step.side].never = step
         data = None
         if step.inline:                 # copied when it is posted
@@ -291,6 +299,8 @@ class Model:
         # the receive at the head may have been filled by the part of a message that came
         if qp.rq:
             self.open[side] += [self._valid_part(side, s) for s in qp.rq[0].sges]
+        for s, ranges in self.begun(side):
+            self.open[s] += ranges
         while qp.rq:
             qp.received.append(Completion(qp.rq.popleft().wr_id, FLUSH))
         while qp.sq:

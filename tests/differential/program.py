@@ -107,6 +107,9 @@ class Planner:
         for event in new:
             mine = footprint(event.side, event.step.op, event.local, event.far)
             for pending, _ in model.qps[1 - event.side].sq:
+                if pending.op == "write_imm" and \
+                        clash(mine, footprint(pending.side, pending.op, [], self.target(pending))):
+                    raise Skip          # it may have written in part already
                 # the device may have fetched its data already, or not
                 if pending.op not in INBOUND and not pending.inline and \
                         clash(mine, footprint(pending.side, pending.op, self.local(pending), [])):
@@ -290,16 +293,29 @@ class Planner:
                for s, _ in self.model.qps[side].sq):
             raise Skip
         needed = self.needs_fence(step)
-        if not self.model.rules.fence_behind_waiting and (step.fence or needed):
-            if self.model.qps[side].sq:
-                if needed:
-                    raise Skip
-                step.fence = False
-            elif any(e.recv is not None for e in self.unsettled(side)):
-                self.sync()             # it may have waited, and on a device it may wait still
+        if not self.model.rules.fence_sent_again and not self.may_be_sent_again(step, needed):
+            step.fence = False
         step.fence = step.fence or needed
         step.wr_id = self.count(side, "send")
         self.push(step)
+
+    def may_be_sent_again(self, step, needed):
+        """For a device that stands still when a request with a fence is sent again and a read
+        or atomic, itself or behind it, is under way: keeps the two apart. False: no fence."""
+        side = step.side
+        if self.model.qps[1 - side].state == ERR and step.fence and not needed:
+            return False
+        inbound, asks, fenced, waiting = step.op in INBOUND, False, step.fence or needed, False
+        for other in [e.step for e in self.unsettled(side)] + [s for s, _ in self.model.qps[side].sq]:
+            asks = asks or other.op in TAKES_RECEIVE        # it may be sent again, and all behind it
+            waiting = waiting or asks and other.fence
+        if inbound and (waiting or asks and fenced):
+            if self.model.qps[side].sq:
+                if waiting or needed:
+                    raise Skip
+                return False
+            self.sync()
+        return True
 
     def fit(self, side, sender, sges):
         """Shortens a message so that the receive that it will meet can hold it."""
@@ -354,6 +370,25 @@ class Planner:
             raise Skip
         self.wait_for(raw.side, k, raw.early)
         self.push(Dereg(raw.side, k))
+        if raw.early and raw.region % 2:
+            self.reuse(raw.side, k)
+
+    def reuse(self, side, region):
+        """The program writes at once where a region was that is gone, its completions unpolled."""
+        r = self.model.regions[region]
+        mine = [(r.low, r.low + min(r.length, 300))]
+        for q in self.model.qps:
+            for s, _ in q.sq:
+                if overlap(mine, self.local(s) if s.side == side else self.target(s)):
+                    return
+        if any(overlap(mine, self.local(q)) for q in self.model.qps[side].rq):
+            return
+        for e in self.unsettled(0) + self.unsettled(1):
+            touched = e.local if e.side == side else e.far
+            by_this = self.names(e.step, region) or e.recv is not None and self.names(e.recv, region)
+            if overlap(mine, touched) and not by_this:
+                return
+        self.push(Scribble(side, mine[0][0], mine[0][1] - mine[0][0], region))
 
     @staticmethod
     def names(step, region):

@@ -71,6 +71,7 @@ class RawErr(NamedTuple):
     side: int
 
 
+PLACES = (0, 0, 8, 64, 100, 256, 1000, 4096)
 RIGHTS = (ALL, ALL, int(LOCAL), int(LOCAL | WRITE), int(LOCAL | READ), int(LOCAL | ATOMIC),
           int(READ), 0)
 GRANTS = (ALL,) * 36 + (int(LOCAL | WRITE), int(READ | WRITE), int(ATOMIC | READ), 0)
@@ -95,8 +96,12 @@ class Digits:
     def of(self, items):
         return items[self.below(len(items))]
 
+    def place(self):
+        """An offset; most often one where others are as well, so that memory overlaps."""
+        return self.of(PLACES) if self.below(8) < 5 else self.below(ARENA)
+
     def part(self):
-        return RawPart(self.below(8), self.below(ARENA),
+        return RawPart(self.below(8), self.place(),
                        self.of(LENGTHS) if self.below(2) else self.below(3000))
 
 
@@ -109,18 +114,18 @@ def decode(data, faults):
     side = d.below(2)
     if kind == "send":
         op = d.of(("send", "write", *OPS))
-        fault = d.of(("",) * 2 * len(SEND_FAULTS) + SEND_FAULTS)
+        fault = d.of(("",) * 4 * len(SEND_FAULTS) + SEND_FAULTS)
         parts = tuple(d.part() for _ in range(d.of((1, 1, 2, 3, 0))))
-        d.at = WORD - 11
+        d.at = WORD - 13
         flags = d.below(256)
-        return RawSend(side, op, parts, RawPart(d.below(8), d.below(ARENA), d.below(8)), flags % 3 < 2,
+        return RawSend(side, op, parts, RawPart(d.below(8), d.place(), d.below(8)), flags % 3 < 2,
                        bool(flags & 16), bool(flags & 32), bool(flags & 64), d.below(2**32),
                        fault if faults else "")
     if kind == "recv":
-        fault = d.of(("",) * 3 * len(RECV_FAULTS) + RECV_FAULTS)
+        fault = d.of(("",) * 2 * len(RECV_FAULTS) + RECV_FAULTS)
         return RawRecv(side, tuple(d.part() for _ in range(d.of((1, 1, 2, 3, 0)))), fault if faults else "")
     if kind == "reg":
-        return RawReg(side, d.below(ARENA), 1 + d.below(6000), d.of(RIGHTS), d.of((0, 0, 0, 1)))
+        return RawReg(side, d.place(), 1 + d.below(6000), d.of(RIGHTS), d.of((0, 0, 0, 1)))
     if kind == "dereg":
         return RawDereg(side, d.below(8), bool(d.below(4)))
     if kind == "poll":
@@ -128,13 +133,19 @@ def decode(data, faults):
     if kind == "sync":
         return RawSync(d.of((QUEUES, *((q,) for q in QUEUES))))
     if kind == "scribble":
-        return RawScribble(side, d.below(ARENA), 1 + d.below(2000), d.below(256))
+        return RawScribble(side, d.place(), 1 + d.below(2000), d.below(256))
     return RawErr(side)
+
+
+# what faults need: regions of few rights, of another domain, and one that is gone
+STAGE = tuple(r for side in (0, 1) for r in (
+    RawReg(side, 1000, 6000, int(LOCAL), 0), RawReg(side, 64, 5000, int(READ), 0),
+    RawReg(side, 0, 6000, ALL, 1), RawReg(side, 8, 6000, ALL, 0), RawDereg(side, 3, True)))
 
 
 def _raw(pair):
     words, faults = pair
-    return [r for w in words if (r := decode(w, faults)) is not None]
+    return [*(STAGE if faults else ()), *(r for w in words if (r := decode(w, faults)) is not None)]
 
 
 configs = st.builds(Config, st.sampled_from((1024, 256, 4096)),
