@@ -212,6 +212,9 @@ cdef class Links(Base):
         p.status_addr = other.status_addr
         p.status_rkey = other.status_rkey
         self.info[other.rank] = agreement
+        # a device whose messages are shorter than our slots
+        self.e.eager_limit = min(self.e.eager_limit,
+                                 max(0, agreement.max_message - <int>sizeof(rc_header)))
 
     cdef void tear_down(self) noexcept:
         cdef engine_t *e = self.e
