@@ -17,7 +17,7 @@ from ..config import USE_CONFIG, Config
 from ..errors import ClosedError, JoinError
 from . import roster, trouble
 from .deadline import Deadline
-from .environ import Launch, detect
+from .environ import Launch, check_range, detect
 from .stores import open_store
 
 __all__ = ["Group", "GroupStore", "Launch", "detect", "join"]
@@ -131,7 +131,11 @@ def join(config=None, rank=None, world_size=None, store=None, timeout=USE_CONFIG
     with _lock:
         generation = _joined.get(own, 0)
         attempt = next(_attempts.setdefault(own, itertools.count()))
-    base, shared_secret = open_store(config, launch, store, generation, attempt, deadline)
+    try:
+        base, shared_secret = open_store(config, launch, store, generation, attempt, deadline)
+    except JoinError:
+        check_range(launch)                # a surplus rank may find that all have left
+        raise
     try:
         job_id, secret, local_rank = roster.meet(base, launch, config, deadline,
                                                  shared_secret)
