@@ -124,11 +124,14 @@ def test_the_port_can_be_used_again_at_once():
         port = probe.getsockname()[1]
     for _ in range(3):
         store = server.ServerStore(KEY, GROUP, "127.0.0.1", port, Deadline(5))
-        store.set("b", b"again")
-        client = Client(store, lambda c: c.get("b", 5) and time.sleep(0.3))
-        serve(store, 0.2)
+        closed = threading.Event()
+        client = Client(store, lambda c, closed=closed: closed.wait(20))
+        end = time.monotonic() + 10
+        while not store._members and time.monotonic() < end:
+            serve(store, 0.02)
         assert len(store._members) == 1
         store.close()                     # rank 0's side closes first: TIME_WAIT is here
+        closed.set()
         client.join(5)
 
 
