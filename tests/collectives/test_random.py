@@ -1,10 +1,13 @@
 """Random programs of collectives and messages against what they must give."""
 
+import os
 import random
 import time
 
 import numpy as np
 import pytest
+
+SMALL = os.environ.get("ROCECOMM_TEST_SIZES") == "small"       # a slow machine
 
 
 def program(comm, seed, steps, largest):
@@ -52,7 +55,7 @@ def program(comm, seed, steps, largest):
     return True
 
 
-@pytest.mark.parametrize("size, seed", [(2, 1), (3, 2), (4, 3)])
+@pytest.mark.parametrize("size, seed", [(3, 2)] if SMALL else [(2, 1), (3, 2), (4, 3)])
 def test_random_programs(world, scale, size, seed):
     largest = min(200_000, scale.bytes // 8)
     env = {"ROCECOMM_SEGMENT": "65536"}
