@@ -55,7 +55,7 @@ def main(arguments):
     what = arguments or prepare(env)
     env["ROCECOMM_TEST_REPORT"] = str(OUT / "report.json")
     command = [
-        str(ROOT / "tools/vm.sh"), "--timeout", str(LIMIT), "--out", str(OUT), "--",
+        str(ROOT / "tools/vm.sh"), "--timeout", str(LIMIT), "--out", str(OUT), "--all", "--",
         "python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--color=no",
         f"--junitxml={OUT / 'junit.xml'}", *what]
     start = time.monotonic()
