@@ -4,6 +4,7 @@ import hashlib
 import os
 import random
 import signal
+import threading
 import time
 
 import numpy as np
@@ -276,6 +277,56 @@ def bad_timeouts(comm):
 
 def test_timeouts_that_make_no_sense(world):
     assert world(2, bad_timeouts) == [2.0] * 2
+
+
+# --- threads (case F5)
+
+def two_communicators(comm, rounds):
+    """Each thread on a communicator of its own."""
+    failures = []
+
+    def work(comm, base):
+        try:
+            for _ in range(rounds):
+                array = comm.all_reduce(np.full(3000, base + comm.rank, "f8"))
+                assert (array == comm.size * base + 1).all()
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    with rocecomm.init() as other:
+        threads = [threading.Thread(target=work, args=pair)
+                   for pair in ((comm, 1000.0), (other, 1.0))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return failures
+
+
+def test_threads_with_communicators_of_their_own(world, scale):
+    assert world(2, two_communicators, scale.rounds(500, 20)) == [[], []]
+
+
+def one_communicator(comm):
+    """A second thread is refused while rank 1 keeps the first one waiting."""
+    if comm.rank == 1:
+        time.sleep(1.0)
+        return comm.all_reduce(np.ones(3)).tolist()
+    results = []
+    thread = threading.Thread(target=lambda: results.append(comm.all_reduce(np.ones(3)).tolist()))
+    thread.start()
+    time.sleep(0.3)
+    with pytest.raises(RuntimeError, match="another thread"):
+        comm.all_reduce(np.ones(3))
+    with pytest.raises(RuntimeError, match="another thread"):
+        comm.barrier()
+    thread.join()
+    return results[0]
+
+
+def test_a_second_thread_on_one_communicator_is_refused(world):
+    assert world(2, one_communicator) == [[2.0] * 3] * 2
 
 
 # --- barrier
