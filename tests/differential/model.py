@@ -221,7 +221,8 @@ class Model:
         if not self.rules.fault_behind_waiting and self.qps[step.side].sq and \
                 step.op not in INBOUND and self._gather(step.side, step)[0] != OK:
             self.qps[step.side].stuck = True
-        if not self.rules.fence_sent_again and self.qps[step.side].sq and step.fence:
+        if not self.rules.fence_sent_again and self.qps[step.side].sq and step.fence and \
+                step.op in INBOUND:
             self.qps[step.side].never = step
         data = None
         if step.inline:                 # copied when it is posted
@@ -326,6 +327,8 @@ class Model:
                     self.open[1 - side].append(self._far_range(step))
             return status, local, [], False, False
         if far.state == ERR:
+            if step.op == "write_imm" and step.length:      # it may have begun before, see there
+                self.open[1 - side].append(self._far_range(step))
             return v.IBV_WC_RETRY_EXC_ERR, local, [], False, False
         if fault is not None:
             if step.op in TAKES_RECEIVE and not far.rq:

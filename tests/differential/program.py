@@ -255,10 +255,10 @@ class Planner:
         need = int(LOCAL) if inbound else 0
         if atomic and not any(r.length >= 8 for _, r in self.regions(side, need)):
             raise Skip
-        inline = raw.inline and not inbound and not local_fault and \
-            sum(p.length for p in raws) <= MAX_INLINE
+        inline = raw.inline and not inbound and not local_fault and fault != "too long"
         if inline:
-            sges = [Sge(0, p.offset % (ARENA - p.length), p.length) for p in raws]
+            sges = [Sge(0, p.offset % (ARENA - MAX_INLINE), p.length % (MAX_INLINE // MAX_SGE + 1))
+                    for p in raws]
         else:
             sges = self.parts(side, raws, need, fault if local_fault else "")
         if atomic and sges[0].length != 8:
