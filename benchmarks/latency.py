@@ -18,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -48,25 +49,18 @@ def mpi_pair(rank):
 PAIRS = {"rocecomm": rocecomm_pair, "mpi4py": mpi_pair}
 
 
-def child(name):
-    """One of the two processes of a competitor. Rank 0 reads sizes from stdin, writes times."""
+def child(name, folder):
+    """One of the two processes of a competitor. Both read sizes from a FIFO each, so that
+    nobody polls while the other competitor is measured; rank 0 writes times."""
     import numpy as np
 
     rank = int(os.environ.get("ROCECOMM_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
     send, recv, close = PAIRS[name](rank)
     buffers = {}
-    order = np.zeros(1, np.int64)
     if rank == 0:
         print("ready", flush=True)
-    while True:
-        if rank == 0:
-            order[0] = int(sys.stdin.readline() or -1)
-            send(order, 1)
-        else:
-            recv(order, 0)
-        size = int(order[0])
-        if size < 0:
-            break
+    for line in open(Path(folder) / f"orders-{rank}"):
+        size = int(line)
         if size not in buffers:
             buffers[size] = np.arange(size, dtype=np.uint8), np.zeros(size, np.uint8)
         out, into = buffers[size]
@@ -93,9 +87,13 @@ def child(name):
 class Competitor:
     """The processes of one competitor, and a pipe to its rank 0."""
 
-    def __init__(self, name, device):
+    def __init__(self, name, device, folder):
         self.name = name
-        command = [sys.executable, __file__, "--child", name]
+        folder = Path(folder) / name
+        folder.mkdir()
+        for rank in (0, 1):
+            os.mkfifo(folder / f"orders-{rank}")
+        command = [sys.executable, __file__, "--child", name, "--folder", str(folder)]
         env = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
         self.others = []
         if name == "rocecomm":
@@ -112,21 +110,24 @@ class Competitor:
                 raise FileNotFoundError("mpi4py with mpirun is not installed")
             command = [mpirun, "-n", "2", "--allow-run-as-root", "--oversubscribe",
                        "--bind-to", "none", *command]
-        self.main = subprocess.Popen(command, env=env, stdin=subprocess.PIPE,
+        self.main = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL,
                                      stdout=subprocess.PIPE, text=True)
         if self.main.stdout.readline().strip() != "ready":
             raise RuntimeError(f"{name} did not start")
+        self.orders = [open(folder / f"orders-{rank}", "w") for rank in (0, 1)]
 
     def measure(self, size):
-        self.main.stdin.write(f"{size}\n")
-        self.main.stdin.flush()
+        for order in self.orders:
+            order.write(f"{size}\n")
+            order.flush()
         answer = self.main.stdout.readline()
         if not answer:
             raise RuntimeError(f"{self.name} ended while measuring {size} bytes")
         return float(answer)
 
     def close(self):
-        self.main.stdin.close()
+        for order in self.orders:
+            order.close()
         for proc in (self.main, *self.others):
             try:
                 proc.wait(20)
@@ -138,6 +139,7 @@ class Competitor:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--device", default="soft0")
     parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--rounds", type=int, default=7)
@@ -145,12 +147,12 @@ def main():
     parser.add_argument("--json")
     args = parser.parse_args()
     if args.child:
-        return child(args.child)
-    competitors = []
+        return child(args.child, args.folder)
+    competitors, folder = [], tempfile.mkdtemp(prefix="rocecomm-latency-")
     try:
         for name in args.peers.split(","):
             try:
-                competitors.append(Competitor(name, args.device))
+                competitors.append(Competitor(name, args.device, folder))
             except FileNotFoundError as missing:
                 print(f"{name}: left out, {missing}", file=sys.stderr)
         rows = []
@@ -177,6 +179,7 @@ def main():
     finally:
         for competitor in competitors:
             competitor.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

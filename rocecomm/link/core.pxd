@@ -113,6 +113,7 @@ cdef enum:
     SIG_RING = 64
     MAX_GROUPS = 64
     POLL_BATCH = 16
+    RECYCLE = 8             # receive slots are posted again this many at a time
     TEXT_MAX = 512
 
 ctypedef struct req_t:
@@ -294,6 +295,8 @@ ctypedef struct engine_t:
     uint32_t slots_lkey
     uint32_t n_recv
     uint32_t n_send
+    uint32_t recycle[RECYCLE]   # read slots that are not posted again yet
+    uint32_t n_recycle
     uint32_t *send_free
     uint32_t n_send_free
     uint64_t eager_limit

@@ -15,6 +15,7 @@ cdef void queue_cycle(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32
 cdef void queue_abort(engine_t *e, peer_t *p, uint32_t group) noexcept nogil
 cdef bint drain_ctl(engine_t *e, peer_t *p) noexcept nogil
 cdef void free_slot(engine_t *e, peer_t *p, uint32_t slot, uint8_t kind) noexcept nogil
+cdef bint post_slots(engine_t *e) noexcept nogil
 cdef bint repost_slot(engine_t *e, uint32_t slot) noexcept nogil
 cdef void retire(engine_t *e, peer_t *p, uint32_t position, bint good) noexcept nogil
 cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t vendor,

@@ -11,7 +11,7 @@ the receiver has room for them beyond the grants. So credits cannot deadlock.
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset, strlen
 from rocecomm.link.core cimport (
-    F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, Q_BEAT, Q_INLINE,
+    F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, RECYCLE, Q_BEAT, Q_INLINE,
     Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, engine_t,
     find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, req_end,
     req_t, slot_addr, sqe_t, status_t, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
@@ -231,18 +231,31 @@ cdef inline bint owes(engine_t *e, peer_t *p) noexcept nogil:
 
 
 cdef bint repost_slot(engine_t *e, uint32_t slot) noexcept nogil:
-    cdef ibv_recv_wr wr
+    """Posts a receive slot, together with others: there are RECYCLE slots more than the grants
+    need, so it does not matter that up to RECYCLE - 1 are not posted at a time."""
+    e.recycle[e.n_recycle] = slot
+    e.n_recycle += 1
+    return e.n_recycle < RECYCLE or post_slots(e)
+
+
+cdef bint post_slots(engine_t *e) noexcept nogil:
+    cdef ibv_recv_wr wr[RECYCLE]
+    cdef ibv_sge sge[RECYCLE]
     cdef ibv_recv_wr *bad = NULL
-    cdef ibv_sge sge
+    cdef uint32_t i
     cdef int rc
-    sge.addr = <uint64_t>slot_addr(e, slot)
-    sge.length = e.slot_size
-    sge.lkey = e.slots_lkey
-    wr.wr_id = <uint64_t>0xFFFFFFFF << 32 | slot
-    wr.next = NULL
-    wr.sg_list = &sge
-    wr.num_sge = 1
-    rc = ibv_post_srq_recv(e.srq, &wr, &bad)
+    if e.n_recycle == 0:
+        return True
+    for i in range(e.n_recycle):
+        sge[i].addr = <uint64_t>slot_addr(e, e.recycle[i])
+        sge[i].length = e.slot_size
+        sge[i].lkey = e.slots_lkey
+        wr[i].wr_id = <uint64_t>0xFFFFFFFF << 32 | e.recycle[i]
+        wr[i].next = &wr[i + 1] if i + 1 < e.n_recycle else NULL
+        wr[i].sg_list = &sge[i]
+        wr[i].num_sge = 1
+    e.n_recycle = 0
+    rc = ibv_post_srq_recv(e.srq, &wr[0], &bad)
     if rc != 0:
         e.fatal = rc
         return False

@@ -3,9 +3,9 @@
 from libc.stdlib cimport calloc, malloc
 from rocecomm.link.base cimport Base
 from rocecomm.link.core cimport (
-    P_READY, P_SELF, abort_t, engine_t, int64_t, mark_dirty, peer_t, pthread_mutex_lock,
+    P_READY, P_SELF, RECYCLE, abort_t, engine_t, int64_t, mark_dirty, peer_t, pthread_mutex_lock,
     pthread_mutex_unlock, rc_stamp, retry_zombies, sqe_t, status_t, uint32_t)
-from rocecomm.link.peer cimport repost_slot
+from rocecomm.link.peer cimport post_slots, repost_slot
 from rocecomm.link.wire cimport rc_header
 from rocecomm.verbs.context cimport Context, Memory
 from rocecomm.verbs.cq cimport CQ, CompChannel
@@ -55,7 +55,7 @@ cdef class Links(Base):
         self.reg_free = bool(e.ops.reg_is_free())
         eager, ctrl = self.plan_credits(config, device, others)
         e.eager_grant, e.ctrl_grant = eager, ctrl
-        e.n_recv = others * (eager + ctrl + SPARE_SLOTS)
+        e.n_recv = others * (eager + ctrl + SPARE_SLOTS) + (RECYCLE if others else 0)
         e.n_send = min(256, max(32, 16 * others)) if others else 1
         depth = 128 if others <= 16 else 64
         while depth > 16 and (depth > device.max_qp_wr
@@ -99,6 +99,8 @@ cdef class Links(Base):
         for i in range(e.n_recv):
             if not repost_slot(e, i):
                 raise failure.fatal("posting receives", e.fatal, self.device)
+        if not post_slots(e):
+            raise failure.fatal("posting receives", e.fatal, self.device)
         # nobody sends before everybody can receive
         group.store.set(f"link/ready/{self.rank}", b"1")
         group.store.wait([f"link/ready/{r}" for r in range(self.size)], config.join_timeout)
@@ -116,7 +118,7 @@ cdef class Links(Base):
         eager = max(config.peer_credits, min(64, config.recv_pool // others))
         eager = max(2, min(eager, config.unexpected_limit // slot // others))
         ctrl = max(4, config.peer_credits)
-        while others * (eager + ctrl + SPARE_SLOTS) > device.max_srq_wr:
+        while others * (eager + ctrl + SPARE_SLOTS) + RECYCLE > device.max_srq_wr:
             if eager <= 2 and ctrl <= 4:
                 raise ConfigError(
                     f"{self.device} holds {device.max_srq_wr} shared receives, too few for "
