@@ -112,12 +112,16 @@ def run_programs(comm, seeds, messages, largest):
         comm.barrier()
 
 
+def length(scale):
+    return 150 if scale.share == 1 else 40
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_random_programs(world, scale, ranks):
     first = int(os.environ.get("ROCECOMM_TEST_SEED", "1000"))
     ranks = min(ranks, scale.ranks)
     programs = scale.rounds(12, 2)
-    world(ranks, run_programs, range(first, first + programs), 150, scale.bytes, timeout=50)
+    world(ranks, run_programs, range(first, first + programs), length(scale), scale.bytes, timeout=50)
 
 
 @pytest.mark.parametrize("limits", [
@@ -125,7 +129,8 @@ def test_random_programs(world, scale, ranks):
     {"ROCECOMM_EAGER_LIMIT": "0"},
     {"ROCECOMM_UNEXPECTED_LIMIT": "0", "ROCECOMM_EAGER_LIMIT": "65536"}])
 def test_random_programs_at_the_limits(world, scale, limits):
-    world(min(3, scale.ranks), run_programs, range(50, 50 + scale.rounds(8, 1)), 150, scale.bytes,
+    world(min(3, scale.ranks), run_programs, range(50, 50 + scale.rounds(8, 1)), length(scale),
+          scale.bytes,
           env=limits, timeout=50)
 
 
