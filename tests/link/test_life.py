@@ -345,5 +345,6 @@ def rounds_of_two_threads(peers, rounds):
 
 @pytest.mark.timeout(100)
 def test_two_thousand_connections_leave_nothing(world, scale):
-    (levels,) = world(1, rounds_of_two_threads, scale.rounds(2000, 20) if scale.share == 1 else 20, plain=True, timeout=80)
+    rounds = 2000 if scale.share == 1 else 20
+    (levels,) = world(1, rounds_of_two_threads, rounds, plain=True, timeout=80)
     flat(*levels)
