@@ -64,7 +64,7 @@ def environment(device):
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
         env.pop(name, None)
     if [d.provider for d in v.devices() if d.name == device] == ["softnic"]:
-        env["LD_PRELOAD"] = provider.library_path("softnic")
+        env["LD_PRELOAD"] = f"{env.get('LD_PRELOAD', '')} {provider.library_path('softnic')}".strip()
     probe = subprocess.run([PYTHON, "-c", "import pyverbs.device"], capture_output=True, env=env)
     if probe.returncode:
         pytest.skip("pyverbs is not installed (Debian: python3-pyverbs)")
