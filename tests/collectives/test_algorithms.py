@@ -134,32 +134,6 @@ def test_a_timeout_on_one_rank_is_an_error_on_all():
     assert "rank 0" in str(results[1]) and "0.3 s" in str(results[1])
 
 
-def test_a_second_thread_is_refused():
-    started, outcome = threading.Event(), []
-
-    def work(comm, rank):
-        if rank == 1:
-            started.wait(5)
-            threading.Event().wait(0.2)
-            return comm.all_reduce(np.ones(2))
-
-        def other():
-            started.set()
-            threading.Event().wait(0.05)
-            try:
-                comm.all_reduce(np.ones(2))
-            except RuntimeError as error:
-                outcome.append(str(error))
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        comm.all_reduce(np.ones(2))
-        thread.join()
-
-    fake_engine.run(2, work)
-    assert len(outcome) == 1 and "another thread" in outcome[0]
-
-
 @pytest.mark.parametrize("array, out, error, words", [
     (np.zeros(3), np.zeros(4), ValueError, "3 elements of float64, out has 4"),
     (np.zeros(3), np.zeros(3, "f4"), ValueError, "float32"),

@@ -311,16 +311,18 @@ def test_threads_with_communicators_of_their_own(world, scale):
 def one_communicator(comm):
     """A second thread is refused while rank 1 keeps the first one waiting."""
     if comm.rank == 1:
-        time.sleep(1.0)
+        comm.recv(bytearray(1), 0)
         return comm.all_reduce(np.ones(3)).tolist()
     results = []
     thread = threading.Thread(target=lambda: results.append(comm.all_reduce(np.ones(3)).tolist()))
     thread.start()
-    time.sleep(0.3)
+    while not comm.collectives._lock.locked():
+        time.sleep(0.001)
     with pytest.raises(RuntimeError, match="another thread"):
         comm.all_reduce(np.ones(3))
     with pytest.raises(RuntimeError, match="another thread"):
         comm.barrier()
+    comm.send(b"1", 1)
     thread.join()
     return results[0]
 
