@@ -61,6 +61,8 @@ cdef bint plain_array(object obj, bint writable, mem_t *m) except -1:
 cdef Buffer hold(object obj, bint writable, mem_t *m):
     """The general case: an export that is held until the Buffer goes."""
     cdef Buffer b
+    if plain_array(obj, writable, m):
+        return acquire(obj, writable)       # the rest is known already
     b = <Buffer>obj if type(obj) is Buffer and not (writable and (<Buffer>obj).readonly) \
         else acquire(obj, writable)
     m.ptr = b.ptr
