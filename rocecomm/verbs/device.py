@@ -52,7 +52,9 @@ def _list(name):
     try:
         found = _provider.get(name).device_list()
     except DeviceNotFoundError as error:
-        return [], str(error)
+        hint = " (on Debian: apt-get install libibverbs1 ibverbs-providers)" \
+            if name == "libibverbs" else ""
+        return [], f"{error}{hint}"
     except OSError as error:
         if error.errno == errno.ENOSYS:
             return [], "the kernel has no RDMA support loaded (module ib_uverbs)"
@@ -121,7 +123,6 @@ def _node_of(name):
 
 def _explain(name, why, reasons=()):
     """The DeviceNotFoundError for `name`, with the most likely cause and what exists."""
-    soft = name.startswith("soft")
     in_kernel = os.path.isdir(f"{SYSFS}/{name}")
     node = _node_of(name) if in_kernel else None
     if in_kernel and not os.path.isdir(NODES):
@@ -135,17 +136,11 @@ def _explain(name, why, reasons=()):
         why = (f"no permission to open its node {node} (mode {mode}, this is user "
                f"{os.geteuid()}); chmod it, or join the group that may use it")
     elif why is None:
-        wanted = "softnic" if soft else "libibverbs"
-        told = [text for provider, text in reasons if provider == wanted]
-        if told:
-            why = told[0]
-            if wanted == "libibverbs" and "cannot be loaded" in why:
-                why += " (on Debian: apt-get install libibverbs1 ibverbs-providers)"
-        elif in_kernel:
+        if in_kernel and not any(provider == "libibverbs" for provider, _ in reasons):
             why = ("the kernel knows it, but libibverbs has no driver for it (on Debian: apt-get "
                    "install ibverbs-providers)")
         else:
-            why = "no device has this name"
+            why = "; ".join(["no device has this name", *(text for _, text in reasons)])
     there = ", ".join(device.name for device in devices()) or "none"
     return DeviceNotFoundError(f"device {name!r} cannot be used: {why}; devices that exist here: "
                                f"{there}", device=name)
