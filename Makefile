@@ -23,7 +23,7 @@ test: ## the test suite on soft0, the user-space device
 	@bash -o pipefail -c '$(PYTEST) -q --ignore=tests/roce $(ARGS) 2>&1 | tee build/test.log'
 
 test-roce: ## the same suite on kernel Soft-RoCE in a virtual machine, and interoperability
-	@tools/setup.sh test torch roce
+	@tools/setup.sh test roce
 	@$(PY) tools/test_roce.py $(ARGS)
 
 stress: ## the tests that take long

@@ -4,7 +4,8 @@
 factor for all time limits (a virtual machine, a sanitizer), and ``ROCECOMM_TEST_SIZES``
 is ``full`` or ``small``. ``ROCECOMM_TEST_REPORT=FILE`` writes how many tests with the
 ``device`` fixture ran, as JSON, and FILE.log each test's time as it ends.
-``ROCECOMM_TEST_ONLY_DEVICE=1`` leaves out the tests that use no device.
+``ROCECOMM_TEST_ONLY_DEVICE=1`` leaves out the tests that use no device;
+``ROCECOMM_TEST_WITHOUT=torch`` makes importing torch fail.
 """
 
 import dataclasses
@@ -23,6 +24,8 @@ import worlds
 DEVICE = os.environ.get("ROCECOMM_TEST_DEVICE", "soft0")
 REPORT = os.environ.get("ROCECOMM_TEST_REPORT")
 SLOW = float(os.environ.get("ROCECOMM_TEST_SLOW", "1"))
+for _name in os.environ.get("ROCECOMM_TEST_WITHOUT", "").split():
+    sys.modules[_name] = None  # importing it fails, and tests that need it are skipped
 SMALL = os.environ.get("ROCECOMM_TEST_SIZES", "full") == "small"
 ROOT = Path(__file__).resolve().parent.parent
 

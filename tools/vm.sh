@@ -1,14 +1,15 @@
 #!/bin/bash
 # Boots a virtual machine with kernel Soft-RoCE and runs a command in it:
 #
-#     tools/vm.sh [--timeout SECONDS] [--out DIR] [--all] -- COMMAND [ARG...]
+#     tools/vm.sh [--timeout SECONDS] [--out DIR] [--copy 'NAME...'] -- COMMAND [ARG...]
 #
 # The guest sees this host's file system read-only, starts in the current folder with
 # .venv/bin first in PATH, and has rxe0 up on 10.9.0.1 (a dummy interface, MTU 9000; GID
 # index 1 is the IPv4 one). /tmp and /dev/shm are its own and writable; $OUT is a folder
 # that outlives it (--out, default: a temporary one, removed). Variables ROCECOMM_*,
-# PYTEST_* and HYPOTHESIS_* are passed on. --all copies torch and scikit-learn into the
-# guest's memory too, for commands that import them: 15 s more to start, minutes less after.
+# PYTEST_* and HYPOTHESIS_* are passed on. --copy names entries of site-packages that the
+# command imports besides numpy and pytest: they are copied into the guest's memory, which
+# reads them much faster than from the host.
 #
 # Exit status: that of COMMAND; 124 on timeout; 125 if the machine did not get as far as
 # COMMAND. Software emulation, no KVM: code runs 10 to 20 times slower than on the host.
@@ -17,19 +18,19 @@ main() { # read as a whole before it runs: an edit of this file cannot reach a r
 set -uo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-limit=600 out="" keep="" all=""
+limit=600 out="" keep="" copy=""
 while [ $# -gt 0 ]; do
     case $1 in
         --timeout) limit=$2; shift 2 ;;
         --out) out=$2; keep=1; shift 2 ;;
-        --all) all=1; shift ;;
+        --copy) copy=$2; shift 2 ;;
         --) shift; break ;;
-        -h | --help) sed -n '2,16s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) break ;;
     esac
 done
 if [ $# -eq 0 ]; then
-    echo "usage: tools/vm.sh [--timeout SECONDS] [--out DIR] [--all] -- COMMAND [ARG...]" >&2
+    echo "usage: tools/vm.sh [--timeout SECONDS] [--out DIR] [--copy 'NAME...'] -- COMMAND [ARG...]" >&2
     exit 2
 fi
 fail() { echo "vm.sh: $*" >&2; exit 125; }
@@ -64,9 +65,7 @@ print(base, sysconfig.get_path("purelib"), sep="\n")')
     stdlib=${places[0]} site=${places[1]}
     fast=("${stdlib#/}")
     names=(numpy numpy.libs ml_dtypes _pytest pytest pytest_timeout.py pluggy iniconfig packaging
-        pygments hypothesis sortedcontainers)
-    [ -z "$all" ] || names+=(torch functorch torchgen typing_extensions.py sympy mpmath networkx
-        sklearn scipy scipy.libs scikit_learn.libs joblib threadpoolctl.py)
+        pygments hypothesis sortedcontainers $copy)
     for name in "${names[@]}"; do
         [ -e "$site/$name" ] && fast+=("${site#/}/$name")
     done
