@@ -432,7 +432,9 @@ cdef class Communicator:
         """The collectives of all ranks (``rocecomm.collectives.Collectives``)."""
         if self.coll is None:
             from .collectives import Collectives
-            self.coll = Collectives(self.engine)
+            made = Collectives(self.engine)
+            if self.coll is None:           # another thread may have been faster
+                self.coll = made
         return self.coll
 
     # ----------------------------------------------------------------------------- end
