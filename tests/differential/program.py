@@ -97,6 +97,8 @@ class Planner:
         if self.failing is not None and not isinstance(step, Poll) and \
                 not (isinstance(step, Send) and step.side == self.failing):
             self.sync()
+        if isinstance(step, Send) and step.op not in INBOUND:
+            self.wait_for_data(step)
         model = self.model.copy()
         try:
             model.apply(step)
@@ -123,6 +125,22 @@ class Planner:
             self.failing = next((e.side for e in new if e.status != OK), getattr(step, "side", None))
         if any(e.status != OK and e.step.op in INBOUND for e in new):
             self.sync()         # found when the answer comes: what is behind may have run
+
+    def wait_for_data(self, step):
+        """A device may fetch what is sent when it is posted, and does so if it is inline."""
+        side, own = step.side, []
+        if step.inline:
+            mine = [(g.offset, g.offset + g.length) for g in step.sges if g.length]
+            own = self.unsettled(side)
+            for s, _ in self.model.qps[side].sq:
+                if s.op in INBOUND and overlap(mine, self.local(s)):
+                    raise Skip
+        else:
+            mine = self.local(step)
+        reading = footprint(side, step.op, mine, [])
+        if any(clash(reading, footprint(e.side, e.step.op, e.local, e.far))
+               for e in own + self.unsettled(1 - side)):
+            self.sync()
 
     def unsettled(self, side):
         return [e for e in self.model.events if e.side == side and e.index >= self.settled[side]]
