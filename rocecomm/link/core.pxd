@@ -323,6 +323,7 @@ ctypedef struct engine_t:
     # liveness
     status_t *status        # in registered memory
     status_t *mirror        # one per peer, target of status reads
+    status_t spare          # stands in for `status` once the registered memory is gone
     uint32_t status_lkey
     int64_t beat_every
     int64_t linger          # how long a small send waits for a credit before it is announced

@@ -307,6 +307,10 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
     cdef int result = W_SIGNALS
     cdef uint64_t ended
     pthread_mutex_lock(&e.mutex)
+    if e.closing:                       # queues and memory are close()'s now
+        result = W_DONE if all_done(e, reqs, n, any_) else W_CLOSED
+        pthread_mutex_unlock(&e.mutex)
+        return result
     e.status.in_call += 1
     e.status.beats += 1
     spin = e.spin

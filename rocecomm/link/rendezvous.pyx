@@ -434,7 +434,8 @@ cdef void send_self(engine_t *e, req_t *r) noexcept nogil:
             unx_free(e, u)
             req_end(e, r, R_NOMEM)
             return
-        memcpy(u.copy, r.buf, r.size)
+        if r.size:
+            memcpy(u.copy, r.buf, r.size)
         e.stored += r.size
         r.got = r.size
         store_unexpected(e, p, u)

@@ -221,6 +221,7 @@ cdef class Links(Base):
     cdef void tear_down(self) noexcept:
         cdef engine_t *e = self.e
         cdef int tries = 0
+        e.status = &e.spare
         try:
             for qp in self.qps.values():
                 qp.close()
@@ -245,6 +246,7 @@ cdef class Links(Base):
             pass
         self.memory = None
         e.slots = NULL
+        e.mirror = NULL
         if e.wake_fd >= 0:
             c_close(e.wake_fd)
             e.wake_fd = -1
