@@ -71,7 +71,7 @@ def complete(steps, rules, config=Config()):
     due filled in where it says Sync; all is waited for at the end."""
     model = Model(config, rules)
     out = []
-    for step in (Reg(0, 0, 0, ARENA), Reg(1, 1, 0, ARENA), *steps):
+    for step in (Reg(0, 0, 0, ARENA), Reg(1, 1, 0, ARENA), *steps, Sync):
         if step is Sync:
             step = Sync({q: model.due(*q) for q in QUEUES})
         model.apply(step)

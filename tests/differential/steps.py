@@ -148,7 +148,7 @@ class Err:
 QUEUES = ((0, "send"), (0, "recv"), (1, "send"), (1, "recv"))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=128)
 def pattern(length, seed):
     """Bytes that differ from place to place and from seed to seed."""
     return bytes((i * 167 + (i >> 8) * 59 + seed * 101 + 13) & 0xFF for i in range(length))
