@@ -57,7 +57,7 @@ def find_rules(driver):
     for d in DEPARTURES:
         known = Rules()._replace(**{d.field: d.value})
         # the departure first: it may be that nothing comes, and then the other way takes long
-        if not driver.differences(Config(), complete(d.steps, known), known, quiet=0.2):
+        if not driver.differences(Config(), complete(d.steps, known), known, quiet=driver.patience / 100):
             rules = rules._replace(**{d.field: d.value})
             found.append(d)
             continue
