@@ -137,6 +137,8 @@ class Planner:
                     raise Skip
         else:
             mine = self.local(step)
+        if any(s.op == "write_imm" and overlap(mine, self.target(s)) for s, _ in self.model.qps[1 - side].sq):
+            raise Skip                  # it may have written in part already
         reading = footprint(side, step.op, mine, [])
         if any(clash(reading, footprint(e.side, e.step.op, e.local, e.far))
                for e in own + self.unsettled(1 - side)):
