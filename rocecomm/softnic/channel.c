@@ -85,8 +85,9 @@ SN_EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 	close(ch->ibv.fd);
 	close(ch->timer);
 	close(ch->fifo);
-	atomic_fetch_sub(&ch->ctx->objects, 1);
+	struct sn_ctx *ctx = ch->ctx;
 	free(ch);
+	sn_object_gone(ctx);
 	return 0;
 }
 

@@ -97,8 +97,11 @@ static bool wait_slot(struct sn_ctx *ctx, uint32_t slot, uint32_t qpn, uint32_t 
 {
 	_Atomic uint64_t *users = &ctx->seg->users[slot / 64];
 	uint64_t bit = 1ULL << slot % 64;
-	int err;
-	struct sn_peer *p = sn_peer_get(ctx, slot, &err);
+	int err = 0;
+	struct sn_peer *p = ctx->peers[slot];
+	/* the one we know is still the one at that slot: no need to ask whether it lives */
+	if (!p || p->id != sn_slot_id(slot))
+		p = sn_peer_get(ctx, slot, &err);
 	if (!p && err != ENOENT)
 		return false; /* no descriptor or memory to look with: nobody can say that it is gone */
 	if (!p) {

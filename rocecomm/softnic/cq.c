@@ -6,7 +6,7 @@
 
 #include "softnic.h"
 
-#define YIELD_AFTER 40u /* empty polls; both ends may share one CPU */
+#define YIELD_AFTER 100u /* empty polls: a few microseconds; both ends may share one CPU */
 #define KICK_EVERY 8u
 
 SN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
@@ -131,8 +131,8 @@ SN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 	if (ibv->channel)
 		ibv->channel->refcnt--;
 	pthread_mutex_unlock(&ctx->lock);
-	atomic_fetch_sub(&ctx->objects, 1);
 	free(cq);
+	sn_object_gone(ctx);
 	return 0;
 }
 

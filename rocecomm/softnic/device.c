@@ -325,6 +325,7 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 		return NULL;
 	}
 	let_peers_in();
+	atomic_store(&ctx->objects, 1);
 	uint32_t start = 0;
 	if (getrandom(&start, sizeof(start), 0) == sizeof(start))
 		ctx->key_start = start;
@@ -339,6 +340,17 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	c->abi_compat = __VERBS_ABI_IS_EXTENDED;
 	pthread_mutex_init(&c->mutex, NULL);
 	return c;
+}
+
+/* The last one frees the context. */
+void sn_object_gone(struct sn_ctx *ctx)
+{
+	if (atomic_fetch_sub(&ctx->objects, 1) > 1)
+		return;
+	close(ctx->async_fifo);
+	sn_peers_free(ctx);
+	sn_heap_free(ctx);
+	free(ctx);
 }
 
 /* Ends what the program left open, so that no peer touches its memory any more. */
@@ -364,17 +376,12 @@ SN_EXPORT int ibv_close_device(struct ibv_context *context)
 	struct sn_ctx *ctx = sn_ctx_of(context);
 	if (sn_foreign(ctx))
 		return 0; /* the parent's; the child's copy of the mappings goes with the child */
-	if (atomic_load(&ctx->objects) && !abandon(ctx))
+	if (atomic_load(&ctx->objects) > 1 && !abandon(ctx))
 		return EBUSY; /* a peer is stopped with its hands on our memory */
 	sn_fabric_leave(ctx);
-	/* As with the kernel's devices, closing ends what the program left open. Its handles may still
-	 * be passed to destroy verbs, so their memory then stays until the process ends. */
-	if (atomic_load(&ctx->objects))
-		return 0;
-	close(ctx->async_fifo);
-	sn_peers_free(ctx);
-	sn_heap_free(ctx);
-	free(ctx);
+	/* As with the kernel's devices, closing ends what the program left open; its handles may still
+	 * be passed to destroy verbs. */
+	sn_object_gone(ctx);
 	return 0;
 }
 

@@ -189,6 +189,26 @@ struct sn_mapping *sn_local_mapping(sn_id id)
 	return m;
 }
 
+/* Whoever has the slot now, or had it last: not a word about its life. */
+sn_id sn_slot_id(uint32_t slot)
+{
+	sn_id id = 0;
+	pthread_mutex_lock(&mutex);
+	if (fabric)
+		id = atomic_load(&fabric->generation[slot]) << SN_SLOT_BITS | slot;
+	pthread_mutex_unlock(&mutex);
+	return id;
+}
+
+void sn_each_context(void (*visit)(struct sn_ctx *, void *), void *arg)
+{
+	pthread_mutex_lock(&mutex);
+	for (struct sn_ctx *c = contexts; c; c = c->next)
+		if (c->pid == sn_pid)
+			visit(c, arg);
+	pthread_mutex_unlock(&mutex);
+}
+
 bool sn_alive(sn_id id)
 {
 	uint32_t slot = id & (SN_SLOTS - 1);

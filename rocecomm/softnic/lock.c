@@ -16,6 +16,7 @@ static void forked(void)
 {
 	sn_pid = getpid();
 	sn_fabric_forked();
+	sn_pool_forked();
 }
 
 __attribute__((constructor)) static void start(void)

@@ -1,9 +1,7 @@
-/* Protection domains, memory regions, and memory that peers can map. */
+/* Protection domains and memory regions. */
 #define _GNU_SOURCE
-#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "softnic.h"
 
@@ -37,8 +35,8 @@ SN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
 		return 0;
 	if (atomic_load(&pd->users))
 		return EBUSY;
-	atomic_fetch_sub(&ctx->objects, 1);
 	free(pd);
+	sn_object_gone(ctx);
 	return 0;
 }
 
@@ -69,21 +67,6 @@ static int check_memory(uintptr_t addr, size_t length, bool write)
 		if (at == last)
 			return 0;
 	}
-}
-
-static int find_pool(struct sn_ctx *ctx, uintptr_t addr, size_t length, struct sn_mr *mr)
-{
-	for (uint32_t i = 0; i < SN_POOLS; i++) {
-		uintptr_t base = (uintptr_t)ctx->pool_addr[i];
-		uint64_t size = ctx->seg->pools[i].length;
-		if (base && addr >= base && addr - base <= size && length <= size - (addr - base)) {
-			mr->pool = i + 1;
-			mr->pool_serial = atomic_load(&ctx->seg->pools[i].serial);
-			mr->pool_offset = addr - base;
-			return 1;
-		}
-	}
-	return 0;
 }
 
 static int take_entry(struct sn_ctx *ctx, uint32_t *index)
@@ -149,8 +132,8 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 			e->iova = access & IBV_ACCESS_ZERO_BASED ? 0 : iova;
 			e->length = length;
 			e->host = (uintptr_t)addr;
-			e->pool = 0;
-			find_pool(ctx, (uintptr_t)addr, length, e);
+
+			sn_pool_find(ctx, (uintptr_t)addr, length, e);
 			e->tag = ((e->tag ? e->tag : ctx->key_start) + 1) & 0xffff;
 			if (!e->tag)
 				e->tag = 1;
@@ -242,8 +225,8 @@ SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, voi
 		e->host = (uintptr_t)at;
 		e->iova = now & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)at;
 		e->length = len;
-		e->pool = 0;
-		find_pool(ctx, (uintptr_t)at, len, e);
+
+		sn_pool_find(ctx, (uintptr_t)at, len, e);
 		if (flags & IBV_REREG_MR_CHANGE_PD) {
 			atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
 			atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
@@ -282,68 +265,4 @@ bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, 
 		return false;
 	return copy->pd == pd && (copy->access & need) == need && addr >= copy->iova &&
 	       addr - copy->iova <= copy->length && length <= copy->length - (addr - copy->iova);
-}
-
-/* ---- memory that peers can map ----------------------------------------------------------- */
-
-SN_EXPORT int softnic_alloc(struct ibv_context *context, size_t length, void **addr)
-{
-	struct sn_ctx *ctx = sn_ctx_of(context);
-	uint32_t i;
-	int err = ENOSPC, fd = -1;
-	void *at = MAP_FAILED;
-
-	length = SN_ROUND(length ? length : 1);
-	if (sn_foreign(ctx))
-		return EPERM;
-	pthread_mutex_lock(&ctx->lock);
-	for (i = 0; i < SN_POOLS && ctx->pool_addr[i]; i++)
-		;
-	if (i < SN_POOLS)
-		fd = memfd_create("rocecomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	/* sealed: if it could shrink, peers would take a SIGBUS on it */
-	if (fd >= 0 && ftruncate(fd, (off_t)length) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0)
-		at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (at == MAP_FAILED) {
-		/* more pools than we keep, or no memfd: plain memory does, peers copy it by system call */
-		if (fd >= 0)
-			close(fd);
-		at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		err = at == MAP_FAILED ? errno : 0;
-	} else {
-		struct sn_pool *pool = &ctx->seg->pools[i];
-		ctx->pool_addr[i] = at;
-		pool->fd = fd;
-		pool->length = length;
-		if (++ctx->next_pool == 0)
-			ctx->next_pool = 1;
-		atomic_store_explicit(&pool->serial, ctx->next_pool, memory_order_release);
-		err = 0;
-	}
-	pthread_mutex_unlock(&ctx->lock);
-	if (!err)
-		*addr = at;
-	return err;
-}
-
-SN_EXPORT int softnic_free(struct ibv_context *context, void *addr, size_t length)
-{
-	struct sn_ctx *ctx = sn_ctx_of(context);
-	length = SN_ROUND(length ? length : 1);
-	if (!sn_foreign(ctx)) {
-		pthread_mutex_lock(&ctx->lock);
-		for (uint32_t i = 0; i < SN_POOLS; i++)
-			if (ctx->pool_addr[i] == addr) {
-				atomic_store(&ctx->seg->pools[i].serial, 0);
-				close(ctx->seg->pools[i].fd);
-				ctx->pool_addr[i] = NULL;
-			}
-		pthread_mutex_unlock(&ctx->lock);
-	}
-	return munmap(addr, length) ? errno : 0;
-}
-
-SN_EXPORT int softnic_reg_is_free(void)
-{
-	return 1;
 }

@@ -141,7 +141,8 @@ struct sn_ctx {
 	struct sn_peer *peers[SN_SLOTS];
 	uint32_t next_qp, next_cq, next_srq, next_pd, next_mr, next_channel, next_pool;
 	uint32_t key_start; /* where the tags of memory keys begin */
-	_Atomic int objects; /* PDs, channels and CQs alive */
+	_Atomic int objects; /* PDs, channels and CQs alive; and 1 while it is open */
+	_Atomic uint32_t pool_lock; /* of pool_addr[] and the pools of the segment */
 	void *pool_addr[SN_POOLS];
 	struct sn_ctx *next;
 };
@@ -182,6 +183,8 @@ void sn_fabric_forked(void);
 int sn_fabric_join(struct sn_ctx *ctx);	  /* claims a slot, creates the segment */
 void sn_fabric_leave(struct sn_ctx *ctx); /* gives both back; the last one out removes all */
 bool sn_alive(sn_id id);
+sn_id sn_slot_id(uint32_t slot);
+void sn_each_context(void (*visit)(struct sn_ctx *, void *), void *arg);
 struct sn_mapping *sn_local_mapping(sn_id id); /* of a context of this very process, one more user */
 int sn_fabric_path(char *buf, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -205,6 +208,10 @@ void sn_peers_free(struct sn_ctx *ctx);
 /* ---- mr.c */
 bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, uint64_t addr, uint64_t length,
 		  struct sn_mr *copy);
+
+/* ---- pool.c */
+void sn_pool_find(struct sn_ctx *ctx, uintptr_t addr, uint64_t length, struct sn_mr *mr);
+void sn_pool_forked(void);
 
 /* ---- claim.c */
 struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t);
@@ -273,6 +280,7 @@ int sn_qp_check_attr(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_
 
 /* ---- device.c */
 extern const struct ibv_context_ops sn_context_ops;
+void sn_object_gone(struct sn_ctx *ctx);
 uint64_t sn_max_message(void);
 uint64_t sn_max_region(void);
 uint32_t sn_mtu_bytes(void);
