@@ -9,8 +9,8 @@ from rocecomm.link.core cimport (
     F_ANYTAG, F_COLL, F_ORPHAN, F_ZOMBIE, K_RECV, K_SEND, P_BROKEN, P_LEFT, P_READY, P_SELF,
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER,
     R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, find_group, free_all, group_t,
-    pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
-    pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_now, rc_stamp, req_end, req_free,
+    pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init,
+    pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_lock, rc_now, rc_stamp, req_end, req_free,
     sig_t, status_t, uint32_t, unlink)
 from rocecomm.link.peer cimport beat
 from rocecomm.link.progress cimport W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, poll_once, wait_turn, wake
@@ -120,7 +120,7 @@ cdef class Base:
             raise self.closed_error("the call")
         if pthread_mutex_trylock(&self.e.mutex) != 0:
             with nogil:
-                pthread_mutex_lock(&self.e.mutex)
+                rc_lock(&self.e.mutex, &self.e.want)
             if not self.is_open:
                 pthread_mutex_unlock(&self.e.mutex)
                 raise self.closed_error("the call")
@@ -146,7 +146,7 @@ cdef class Base:
         cdef req_t *first
         cdef list owners = []
         with nogil:
-            pthread_mutex_lock(&self.e.mutex)
+            rc_lock(&self.e.mutex, &self.e.want)
         first = self.e.done_owned
         self.e.done_owned = NULL
         r = first
@@ -215,7 +215,7 @@ cdef class Base:
     cdef void release(self, req_t *r, object owner) noexcept:
         """The caller is through with `r`. What is still under DMA keeps `owner` alive."""
         with nogil:
-            pthread_mutex_lock(&self.e.mutex)
+            rc_lock(&self.e.mutex, &self.e.want)
         if r.state == S_DONE and not r.flags & F_ZOMBIE:
             req_free(self.e, r)
         else:
@@ -314,7 +314,7 @@ cdef class Base:
         first_beats = 0
         for look in range(2):
             with nogil:
-                pthread_mutex_lock(&self.e.mutex)
+                rc_lock(&self.e.mutex, &self.e.want)
                 answers = p.status_n
                 if not self.e.closing:
                     beat(self.e, p, True)
@@ -324,7 +324,7 @@ cdef class Base:
                    and not self.e.closing):
                 time.sleep(0.001)
                 with nogil:
-                    pthread_mutex_lock(&self.e.mutex)
+                    rc_lock(&self.e.mutex, &self.e.want)
                     if not self.e.closing:      # else the queues are close()'s
                         poll_once(self.e, True)
                     pthread_mutex_unlock(&self.e.mutex)

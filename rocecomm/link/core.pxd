@@ -27,6 +27,7 @@ cdef extern from *:
     #include <time.h>
     #include <errno.h>
     #include <pthread.h>
+    #include <sched.h>
     #ifndef ROCECOMM_CLOCK
     #define ROCECOMM_CLOCK
     static inline int64_t rc_now(void) {
@@ -36,6 +37,19 @@ cdef extern from *:
     static inline uint64_t rc_stamp(void) {    /* wall clock, about 4 ms fine, cheap */
         struct timespec t; clock_gettime(CLOCK_REALTIME_COARSE, &t);
         return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
+    }
+    /* A mutex that is not fair alone: the leader takes it again the moment it has let go. Who
+       wants it says so in `want`, and the leader waits until they had it. */
+    static inline void rc_lock(pthread_mutex_t *m, int *want) {
+        __atomic_add_fetch(want, 1, __ATOMIC_SEQ_CST);
+        pthread_mutex_lock(m);
+        __atomic_sub_fetch(want, 1, __ATOMIC_SEQ_CST);
+    }
+    static inline void rc_let_others(pthread_mutex_t *m, int *want, int yield_) {
+        pthread_mutex_unlock(m);
+        if (yield_) sched_yield();
+        for (int i = 0; i < 200 && __atomic_load_n(want, __ATOMIC_SEQ_CST) > 0; i++) sched_yield();
+        pthread_mutex_lock(m);
     }
     static inline int rc_cond_init(pthread_cond_t *c) {
         pthread_condattr_t a; pthread_condattr_init(&a);
@@ -50,6 +64,8 @@ cdef extern from *:
     """
     int64_t rc_now() noexcept nogil
     uint64_t rc_stamp() noexcept nogil
+    void rc_lock(pthread_mutex_t *, int *want) noexcept nogil
+    void rc_let_others(pthread_mutex_t *, int *want, bint yield_) noexcept nogil
     int rc_cond_init(pthread_cond_t *) noexcept nogil
     int rc_cond_wait(pthread_cond_t *, pthread_mutex_t *, int64_t until) noexcept nogil
     int pthread_cond_broadcast(pthread_cond_t *) noexcept nogil
@@ -328,6 +344,7 @@ ctypedef struct engine_t:
     int64_t beat_every
     int64_t linger          # how long a small send waits for a credit before it is announced
     # waiting
+    int want                # threads that wait for the mutex
     bint leader
     int followers
     bint asleep

@@ -5,7 +5,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_COLL, P_READY, R_CLOSED, SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t,
-    list_t, mark_dirty, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_now, req_end, req_t,
+    list_t, mark_dirty, peer_t, pthread_mutex_unlock, rc_lock, rc_now, req_end, req_t,
     uint32_t, uint64_t, unlink, unx_t)
 from rocecomm.link.peer cimport break_peer, fail_group
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once, wake
@@ -316,7 +316,7 @@ cdef class Engine(Links):
         _open_engines.discard(self)
         limit = rc_now() + <int64_t>(CLOSE_LIMIT * 1e9)
         with nogil:
-            pthread_mutex_lock(&e.mutex)
+            rc_lock(&e.mutex, &e.want)
             e.closing = True
             wake(e)
             # those who wait leave first: the queues are not theirs any more
@@ -324,7 +324,7 @@ cdef class Engine(Links):
                 wake(e)
                 pthread_mutex_unlock(&e.mutex)
                 usleep(100)
-                pthread_mutex_lock(&e.mutex)
+                rc_lock(&e.mutex, &e.want)
             flush(e, limit)
             for i in range(e.size):
                 e.peers[i].goodbye_due = e.peers[i].state == P_READY
@@ -409,4 +409,4 @@ cdef void flush(engine_t *e, int64_t limit) noexcept nogil:
         if idle > 200:
             pthread_mutex_unlock(&e.mutex)
             usleep(100)
-            pthread_mutex_lock(&e.mutex)
+            rc_lock(&e.mutex, &e.want)

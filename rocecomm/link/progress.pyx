@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_RECV, abort_t, engine_t,
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
-    pthread_mutex_lock, pthread_mutex_unlock, rc_cond_wait, rc_now, rc_stamp, req_t,
+    pthread_mutex_unlock, rc_cond_wait, rc_let_others, rc_lock, rc_now, rc_stamp, req_t,
     retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle_back, on_cycle
 from rocecomm.link.match cimport match_posted, store_unexpected
@@ -34,7 +34,6 @@ cdef extern from *:
         short events
         short revents
     int c_poll "poll"(pollfd *, unsigned long, int) noexcept nogil
-    int sched_yield() noexcept nogil
     ssize_t c_read "read"(int, void *, size_t) noexcept nogil
     ssize_t c_write "write"(int, const void *, size_t) noexcept nogil
     short POLLIN
@@ -290,7 +289,7 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
             e.ops.ack_cq_events(cq, 1)
     if rc > 0 and fds[1].revents & POLLIN:
         c_read(e.wake_fd, &drop, 8)
-    pthread_mutex_lock(&e.mutex)
+    rc_lock(&e.mutex, &e.want)
     e.asleep = False
     return rc
 
@@ -306,7 +305,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
     cdef unsigned int loops = 0
     cdef int result = W_SIGNALS
     cdef uint64_t ended
-    pthread_mutex_lock(&e.mutex)
+    rc_lock(&e.mutex, &e.want)
     if e.closing:                       # queues and memory are close()'s now
         result = W_DONE if all_done(e, reqs, n, any_) else W_CLOSED
         pthread_mutex_unlock(&e.mutex)
@@ -352,19 +351,14 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
                 loops += 1
                 if loops & 1023 == 0:
                     heartbeats(e, rc_now())
-                # others may want to post
-                pthread_mutex_unlock(&e.mutex)
-                pthread_mutex_lock(&e.mutex)
+                rc_let_others(&e.mutex, &e.want, False)     # they may want to post
                 if all_done(e, reqs, n, any_):
                     break
                 continue
             if all_done(e, reqs, n, any_) or e.closing or e.fatal:
                 break
             turns += 1
-            pthread_mutex_unlock(&e.mutex)
-            if turns > e.spin_turns:
-                sched_yield()
-            pthread_mutex_lock(&e.mutex)
+            rc_let_others(&e.mutex, &e.want, turns > e.spin_turns)
             if turns & 15:
                 continue
             now = rc_now()
