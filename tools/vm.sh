@@ -54,6 +54,13 @@ rm -f "$out/status" "$out/booted"
 qemu_log=$out/machine.log
 trap '[ -n "$keep" ] || rm -rf "$out"' EXIT
 
+# The guest has file systems of its own at these places. A tree that lies there is handed in at
+# /mnt, and put back piece by piece around $OUT, which is mounted first.
+tree=()
+case $root/ in
+    /tmp/* | /var/tmp/* | /run/* | /dev/shm/* | /var/log/*) tree=("--rodir=/mnt=$root") ;;
+esac
+
 # Copies of what every Python process reads, for the guest's memory: over 9p each read is a
 # round trip to the host. Mounted over the originals, whose other files stay visible.
 fast=() layers=()
@@ -91,6 +98,19 @@ fi
     env -0 | grep -zE '^(ROCECOMM|PYTEST|HYPOTHESIS)_[A-Z_]*=' | while IFS= read -r -d '' pair; do
         printf 'export %q\n' "$pair"
     done
+    if [ ${#tree[@]} -gt 0 ]; then
+        echo "mkdir -p '$root' && cd '$root' || exit 125"
+        cat <<'GUEST'
+for entry in /mnt/* /mnt/.venv /mnt/.ci; do
+    name=${entry#/mnt/}
+    if [ -d "$entry" ] && [ "$name" != build ]; then
+        mkdir -p "$name" && mount --bind "$entry" "$name" || exit 125
+    elif [ -f "$entry" ]; then
+        cp "$entry" "$name" || exit 125
+    fi
+done
+GUEST
+    fi
     printf 'cd %q || exit 125\n' "$PWD"
     cat <<'GUEST'
 mkdir -p /tmp; ulimit -l unlimited; ulimit -c 0
@@ -123,7 +143,7 @@ memory=$(awk '/MemAvailable/ {m = int($2 / 1048576 / 2); print (m > 4 ? 4 : m < 
 cpus=$(nproc)
 timeout --kill-after=10 "$limit" vng --run "$kernel" --disable-kvm --force-9p --disable-microvm \
     --qemu-opts=-cpu --qemu-opts=Nehalem --append mitigations=off \
-    --cpus "$((cpus > 4 ? 4 : cpus))" --memory "$memory" --rwdir="$out" \
+    --cpus "$((cpus > 4 ? 4 : cpus))" --memory "$memory" --rwdir="$out" "${tree[@]}" \
     --exec "bash $out/guest.sh" ${VM_OPTIONS:-} </dev/null 2> >(tee "$qemu_log" >&2) | cat
 rc=${PIPESTATUS[0]} # the pipe: QEMU truncates and overwrites a stdout that is a file
 
