@@ -290,7 +290,8 @@ def flat(first, last):
     assert last[0] - first[0] < 100, "maps"
     assert last[1] - first[1] <= 2, "file descriptors"
     assert last[2] - first[2] <= 2, "threads"
-    assert last[3] - first[3] < 20 << 20, "resident memory"
+    if "ROCECOMM_TEST_SANITIZER" not in os.environ:     # ASan keeps freed memory for a while
+        assert last[3] - first[3] < 20 << 20, "resident memory"
 
 
 class OneProcessStore:
