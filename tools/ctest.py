@@ -98,13 +98,11 @@ def main(words):
     shm = tempfile.mkdtemp(prefix="rocecomm-ctest-", dir=shm_root)
     os.environ["ROCECOMM_SOFT_DIR"] = shm  # apart from other programs of this user
     atexit.register(shutil.rmtree, shm, ignore_errors=True)
-    for source, binary, words_of_cc in built:
+    runners = ThreadPoolExecutor(3)     # most of their time they wait
+    results = runners.map(lambda b: run(b[1]) if b[1] else ("FAIL", 0.0, "does not compile"), built)
+    for (source, _, words_of_cc), (verdict, took, output) in zip(built, results, strict=True):
         if words_of_cc:
             print(words_of_cc)
-        if binary is None:
-            verdict, took, output = "FAIL", 0.0, "does not compile"
-        else:
-            verdict, took, output = run(binary)
         counts[verdict] += 1
         line = f"{verdict:4} {source.stem} ({took:.2f} s)"
         if verdict == "skip":
