@@ -188,6 +188,16 @@ static void kick_all(struct sn_channel *ch)
 	pthread_mutex_unlock(&ctx->lock);
 }
 
+/* The program gets an event of this CQ, and will have to acknowledge it. */
+static void hand_out(struct sn_priv_cq *c, struct ibv_cq **cq, void **cq_context)
+{
+	pthread_mutex_lock(&c->ibv.mutex);
+	c->events_seen++;
+	pthread_mutex_unlock(&c->ibv.mutex);
+	*cq = &c->ibv;
+	*cq_context = c->ibv.cq_context;
+}
+
 static bool read_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_context)
 {
 	struct sn_event e;
@@ -196,11 +206,7 @@ static bool read_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_cont
 		pthread_mutex_lock(&ch->ctx->lock);
 		struct sn_priv_cq *c = e.kind == 0 && e.index < SN_CQS ? ch->ctx->cqs[e.index] : NULL;
 		if (c && c->cq->epoch == e.epoch && c->ibv.channel == &ch->ibv) {
-			pthread_mutex_lock(&c->ibv.mutex);
-			c->events_seen++;
-			pthread_mutex_unlock(&c->ibv.mutex);
-			*cq = &c->ibv;
-			*cq_context = c->ibv.cq_context;
+			hand_out(c, cq, cq_context);
 			found = true;
 		}
 		pthread_mutex_unlock(&ch->ctx->lock);
@@ -222,11 +228,7 @@ static bool spurious_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_
 		struct sn_priv_cq *c = ctx->cqs[i];
 		if (!c || c->ibv.channel != &ch->ibv || atomic_exchange(&c->cq->armed, SN_ARM_NONE) == SN_ARM_NONE)
 			continue;
-		pthread_mutex_lock(&c->ibv.mutex);
-		c->events_seen++;
-		pthread_mutex_unlock(&c->ibv.mutex);
-		*cq = &c->ibv;
-		*cq_context = c->ibv.cq_context;
+		hand_out(c, cq, cq_context);
 		found = true;
 	}
 	pthread_mutex_unlock(&ctx->lock);

@@ -85,7 +85,6 @@ struct sn_rq {
 	uint64_t ring; /* offset of uint32_t[size]: indices of posted entries */
 	_Atomic uint32_t head, tail;
 	_Atomic uint32_t waiting; /* senders that found it empty */
-	uint32_t live;
 };
 
 struct sn_srq {

@@ -32,7 +32,6 @@ void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size
 	atomic_store(&rq->head, 0);
 	atomic_store(&rq->tail, 0);
 	atomic_store(&rq->waiting, 0);
-	rq->live = 1;
 	for (uint32_t i = 0; i < size; i++)
 		atomic_store(&sn_rwqe_at(seg, rq, i)->state, SN_RWQE_FREE);
 }

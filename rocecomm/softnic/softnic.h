@@ -58,7 +58,6 @@ struct sn_priv_pd {
 struct sn_priv_mr {
 	struct ibv_mr ibv;
 	uint32_t index;
-	bool closing;
 };
 
 struct sn_priv_cq {
@@ -87,7 +86,6 @@ struct sn_priv_srq {
 	uint32_t index;
 	_Atomic int users;
 	uint32_t async_seen;
-	uint32_t wanted; /* max_wr as granted */
 	uint64_t heap, heap_len;
 	struct sn_free_list free;
 };
