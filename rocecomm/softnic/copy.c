@@ -19,7 +19,7 @@ void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn
 		p->ptr = mr->pool ? sn_peer_pool(side->peer, mr, offset, length) : NULL;
 }
 
-static void copy_mapped(bool write, struct sn_piece *local, struct sn_piece *far, uint64_t length)
+static void copy_mapped(bool write, const struct sn_piece *local, const struct sn_piece *far, uint64_t length)
 {
 	uint64_t lo = 0, fo = 0;
 	while (length) {
@@ -58,11 +58,13 @@ static int fill(struct iovec *iov, const struct sn_piece *p, int num, uint64_t s
 	return n;
 }
 
-/* `write`: from the local pieces into the far ones; else the other way. */
-enum sn_copy_result sn_copy(int pid, bool write, struct sn_piece *local, int num_local, struct sn_piece *far, int num_far,
-			    uint64_t length)
+/* `write`: from the local pieces into the far ones, which are the memory of `other`; else the other way. */
+enum sn_copy_result sn_copy(struct sn_ctx *ctx, const struct sn_side *other, bool write, const struct sn_piece *local,
+			    int num_local, const struct sn_piece *far, int num_far, uint64_t length)
 {
+	int pid = other->seg->pid;
 	bool mapped = true;
+	(void)ctx;
 	for (int i = 0; i < num_far; i++)
 		mapped &= far[i].ptr != NULL || !far[i].len;
 	if (mapped) {
@@ -106,13 +108,13 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 			atomic_compare_exchange_strong(at, old, swap);
 		}
 	} else {
-		r = sn_copy(t->seg->pid, false, &word, 1, where, 1, 8);
+		r = sn_copy(ctx, t, false, &word, 1, where, 1, 8);
 		if (r == SN_COPY_OK) {
 			bool store = opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || *old == compare_add;
 			value = opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? *old + compare_add : swap;
 			struct sn_piece fresh = { .ptr = (char *)&value, .len = 8 };
 			if (store)
-				r = sn_copy(t->seg->pid, true, &fresh, 1, where, 1, 8);
+				r = sn_copy(ctx, t, true, &fresh, 1, where, 1, 8);
 		}
 	}
 	sn_unlock(ctx, &t->seg->atomics);

@@ -6,7 +6,7 @@
 
 #include "softnic.h"
 
-static enum sn_copy_result place(const struct sn_side *t, struct sn_rwqe *w)
+static enum sn_copy_result place(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w)
 {
 	struct sn_piece far[SN_MAX_SGE], slot = { .ptr = (char *)w->small, .len = w->lazy_len };
 	uint64_t left = w->lazy_len;
@@ -29,7 +29,7 @@ static enum sn_copy_result place(const struct sn_side *t, struct sn_rwqe *w)
 		sn_piece_of(&far[n++], t, &mr, s.addr, len);
 		left -= len;
 	}
-	return sn_copy(t->seg->pid, true, &slot, 1, far, n, w->lazy_len - left);
+	return sn_copy(ctx, t, true, &slot, 1, far, n, w->lazy_len - left);
 }
 
 /* `mover` is the lock on the state from LAZY to PLACED; a dead holder loses it. Without `wait`
@@ -44,7 +44,7 @@ enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct 
 		if (atomic_compare_exchange_strong(&w->mover, &holder, ctx->id)) {
 			enum sn_copy_result r = SN_COPY_OK;
 			if (atomic_load(&w->state) == SN_RWQE_LAZY) {
-				r = place(t, w);
+				r = place(ctx, t, w);
 				if (r == SN_COPY_OK)
 					atomic_store_explicit(&w->state, SN_RWQE_PLACED, memory_order_release);
 			}

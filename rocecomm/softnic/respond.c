@@ -61,9 +61,9 @@ static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *fa
 	if (!length)
 		return IBV_WC_SUCCESS;
 	if (!j->r->peer)
-		r = sn_copy(j->t->seg->pid, to_t, j->near, j->num_near, far, num_far, length);
+		r = sn_copy(j->ctx, j->t, to_t, j->near, j->num_near, far, num_far, length);
 	else
-		r = sn_copy(j->r->seg->pid, !to_t, far, num_far, j->near, j->num_near, length);
+		r = sn_copy(j->ctx, j->r, !to_t, far, num_far, j->near, j->num_near, length);
 	return outcome(j, r);
 }
 
@@ -336,7 +336,7 @@ static enum verdict do_atomic(struct job *j)
 	if (status != IBV_WC_SUCCESS)
 		return refuse(j, status, IBV_EVENT_QP_ACCESS_ERR);
 	result = (struct sn_piece){ .ptr = (char *)&old, .len = 8 };
-	if (sn_copy(j->r->seg->pid, true, &result, 1, j->near, j->num_near, 8) != SN_COPY_OK)
+	if (sn_copy(j->ctx, j->r, true, &result, 1, j->near, j->num_near, 8) != SN_COPY_OK)
 		j->status = IBV_WC_LOC_PROT_ERR;
 	return DONE;
 }

@@ -264,8 +264,8 @@ enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct 
 /* ---- copy.c */
 struct sn_piece { char *ptr; uint64_t addr; uint64_t len; }; /* ptr: reachable here; else addr in the other process */
 enum sn_copy_result { SN_COPY_OK, SN_COPY_FAULT, SN_COPY_DEAD };
-enum sn_copy_result sn_copy(int pid, bool write, struct sn_piece *local, int num_local, struct sn_piece *far, int num_far,
-			    uint64_t length);
+enum sn_copy_result sn_copy(struct sn_ctx *ctx, const struct sn_side *other, bool write, const struct sn_piece *local,
+			    int num_local, const struct sn_piece *far, int num_far, uint64_t length);
 void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn_mr *mr, uint64_t addr, uint64_t length);
 enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struct sn_piece *where, uint32_t opcode,
 			      uint64_t compare_add, uint64_t swap, uint64_t *old);
