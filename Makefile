@@ -5,10 +5,10 @@ RANKS ?= 4
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-roce stress test-c asan tsan bench lint clean
+.PHONY: help demo test test-roce stress test-c asan tsan bench bench-softnic lint clean
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo "  variables: ARGS='pytest or script arguments', SAN=address,undefined|thread (test-c),"
 	@echo "             PYTHON=/path/to/python3 (for .venv), TORCH=0 (leave torch out)"
 
@@ -45,6 +45,10 @@ tsan: ## the C tests under the thread sanitizer
 bench: ## send/recv side by side with MPI, in one run
 	@tools/setup.sh test torch mpi
 	$(PY) benchmarks/latency.py $(ARGS)
+
+bench-softnic: ## perftest on soft0 against raw C loops, in one run; ARGS='--rows PATTERN'
+	@tools/setup.sh perftest
+	$(PY) benchmarks/softnic/run.py $(ARGS)
 
 lint: ## ruff, types of the stubs, layering and packaging rules
 	@tools/setup.sh test lint

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Set-up for the Makefile: Debian packages that are missing, .venv, and the build.
 #
-#     tools/setup.sh [GROUP...]       groups: demo test torch mpi roce lint
+#     tools/setup.sh [GROUP...]       groups: demo test torch mpi roce perftest lint
 #
 # Idempotent, and quick when nothing is to be done. PYTHON=/path/to/python3 chooses the
 # interpreter (3.10 to 3.13); it counts when .venv is made. TORCH=0 leaves torch out.
@@ -53,9 +53,10 @@ if wants roce; then
     need rdma-core test -d /usr/share/doc/rdma-core
     need ibverbs-providers compgen -G '/usr/lib/*/libibverbs/librxe-rdmav*.so'
     need ibverbs-utils has ibv_rc_pingpong
-    need perftest has ib_send_lat
     need python3-pyverbs test -d /usr/lib/python3/dist-packages/pyverbs
 fi
+
+if wants roce || wants perftest; then need perftest has ib_send_lat; fi
 
 if [ ${#missing[@]} -gt 0 ]; then
     command -v apt-get >/dev/null ||
