@@ -348,6 +348,13 @@ int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 		got = take(ctx, cq, n, wc);
 		sn_unspin(&cq->poll_lock);
 	}
+	if (!got && atomic_load_explicit(&ctx->seg->calls, memory_order_relaxed) && sn_help_peers(ctx)) {
+		cq->empty_polls = 0;
+		sn_spin(&cq->poll_lock);
+		got = take(ctx, cq, n, wc);
+		sn_unspin(&cq->poll_lock);
+		return got;
+	}
 	if (!got && empty >= YIELD_AFTER)
 		sched_yield();
 	return got;

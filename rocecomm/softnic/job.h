@@ -16,10 +16,14 @@ struct job {
 	int num_near;
 	enum ibv_wc_status status; /* what R is told */
 	bool fail_t;
+	uint32_t item; /* of a send: the receive that it took */
 };
 
 /* Looks at both ends and moves the bytes. DONE leaves R's completion status in the job. */
 enum verdict sn_execute(struct job *j);
+/* help.c: sn_copy, shared with the other end where that polls. */
+enum sn_copy_result sn_copy_together(struct job *j, const struct sn_side *other, bool write, const struct sn_piece *near,
+				     int num_near, const struct sn_piece *far, int num_far, uint64_t length);
 bool sn_side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer *_Atomic *cached, struct sn_side *side);
 
 static inline bool is_atomic(uint32_t opcode)
@@ -30,6 +34,11 @@ static inline bool is_atomic(uint32_t opcode)
 static inline bool is_inbound(uint32_t opcode) /* the result is written into R's memory */
 {
 	return opcode == IBV_WR_RDMA_READ || is_atomic(opcode);
+}
+
+static inline bool can_receive(uint32_t state)
+{
+	return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
 }
 
 #endif

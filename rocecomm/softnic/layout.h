@@ -35,6 +35,9 @@
 #define SN_MAX_WR 16384u
 #define SN_MAX_INLINE 1024u
 #define SN_MAX_RD_ATOM 16
+#define SN_BIG (1u << 20)    /* transfers from here on are cut into chunks */
+#define SN_CHUNK (256u << 10)
+#define SN_CALLS 16
 #define SN_GIDS 3 /* entries in use; the table has room for more */
 #define SN_GID_TABLE 16
 
@@ -113,6 +116,17 @@ struct sn_swqe {
 	struct sn_sge sge[];
 };
 
+/* A big transfer, which both ends may copy: see help.c. */
+struct sn_help {
+	_Atomic uint64_t ticket; /* serial << 32 | next chunk; 0: nothing to take */
+	_Atomic uint32_t done;
+	_Atomic uint32_t failed;
+	uint32_t serial;
+	_Atomic uint32_t chunks;
+	_Atomic uint32_t item; /* of a send: the receive that it goes to */
+	_Atomic uint64_t length;
+};
+
 enum sn_wait { SN_WAIT_NOTHING, SN_WAIT_PEER, SN_WAIT_RNR };
 
 struct sn_sq {
@@ -130,6 +144,7 @@ struct sn_sq {
 	uint32_t polled;	  /* the owner's: completions before this position are duplicates */
 	uint32_t peer_epoch;	  /* T's epoch + 1 since the first message, 0 before */
 	_Atomic uint64_t deadline; /* CLOCK_MONOTONIC ns when the wait turns into an error; 0: never */
+	SN_ALIGNED struct sn_help help;
 };
 
 #define SN_QP_FREE 0xffu
@@ -216,11 +231,12 @@ struct sn_mr {
 	uint32_t taken, tag; /* the owner's: is the entry in use, and the last tag it had */
 };
 
-/* Memory of softnic_alloc: a memfd that peers open through /proc/PID/fd. */
+/* Memory that peers can map, through /proc/PID/fd: of softnic_alloc, or a file that the program mapped. */
 struct sn_pool {
 	_Atomic uint32_t serial; /* 0: free */
 	int32_t fd;
-	uint64_t length;
+	uint64_t offset, length; /* in the file */
+	uint32_t from_use;	 /* how many uses before it pays for a peer to map it */
 };
 
 /* What this context's process touches right now in two contexts' memory: published before the
@@ -246,6 +262,9 @@ struct sn_seg {
 	_Atomic uint32_t qp_limit, cq_limit, srq_limit, mr_limit;
 	struct sn_lock atomics; /* read-modify-writes on this context's memory */
 	_Atomic uint32_t claim_limit; /* no claim at or above this index was ever made */
+	/* QP numbers of ours whose other end asks for help with a big transfer, and which are set */
+	SN_ALIGNED _Atomic uint32_t calls;
+	_Atomic uint32_t call[SN_CALLS];
 	SN_ALIGNED _Atomic uint64_t users[SN_SLOTS / 64]; /* slots that ever mapped this segment */
 	struct sn_pool pools[SN_POOLS];
 	struct sn_claim claims[SN_CLAIMS];

@@ -1,7 +1,6 @@
 /* Protection domains and memory regions. */
 #define _GNU_SOURCE
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "softnic.h"
 
@@ -38,35 +37,6 @@ SN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
 	free(pd);
 	sn_object_gone(ctx);
 	return 0;
-}
-
-/* A NIC pins every page, so bad memory is refused at once. Looking at the first and last page
- * finds unmapped and read-only memory at no more than two system calls. */
-static int check_memory(uintptr_t addr, size_t length, bool write)
-{
-	int advice = write ? 23 /* MADV_POPULATE_WRITE */ : 22 /* MADV_POPULATE_READ */;
-	uintptr_t first = addr & ~(SN_PAGE - 1), last = (addr + length - 1) & ~(SN_PAGE - 1);
-	static _Atomic int supported = -1;
-
-	if (addr + length < addr)
-		return EINVAL;
-	if (atomic_load(&supported) < 0) {
-		long page = 0;
-		uintptr_t known = (uintptr_t)&page & ~(SN_PAGE - 1);
-		atomic_store(&supported, madvise((void *)known, SN_PAGE, advice) == 0);
-	}
-	if (!atomic_load(&supported))
-		return 0; /* Linux before 5.14: found when the memory is used */
-	for (uintptr_t at = first;; at = last) {
-		int r, tries = 0;
-		do
-			r = madvise((void *)at, SN_PAGE, advice);
-		while (r < 0 && (errno == EINTR || errno == EAGAIN) && tries++ < 100);
-		if (r < 0)
-			return EFAULT;
-		if (at == last)
-			return 0;
-	}
 }
 
 static int take_entry(struct sn_ctx *ctx, uint32_t *index)
@@ -111,6 +81,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 {
 	struct sn_ctx *ctx = sn_ctx_of(pd->context);
 	struct sn_priv_mr *mr;
+	struct sn_vma vma;
 	uint32_t index = 0;
 	int err = sn_foreign(ctx) ? EPERM : check_access(access);
 
@@ -118,7 +89,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	if (!err && (!length || length > sn_max_region() || (iova - (uintptr_t)addr) % SN_PAGE))
 		err = EINVAL;
 	if (!err)
-		err = check_memory((uintptr_t)addr, length, access & IBV_ACCESS_LOCAL_WRITE);
+		err = sn_vma_check((uintptr_t)addr, length, access & IBV_ACCESS_LOCAL_WRITE, &vma);
 	mr = err ? NULL : calloc(1, sizeof(*mr));
 	if (!err && !mr)
 		err = ENOMEM;
@@ -132,8 +103,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 			e->iova = access & IBV_ACCESS_ZERO_BASED ? 0 : iova;
 			e->length = length;
 			e->host = (uintptr_t)addr;
-
-			sn_pool_find(ctx, (uintptr_t)addr, length, e);
+			sn_pool_find(ctx, (uintptr_t)addr, length, &vma, e);
 			e->tag = ((e->tag ? e->tag : ctx->key_start) + 1) & 0xffff;
 			if (!e->tag)
 				e->tag = 1;
@@ -193,8 +163,10 @@ SN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 		return 0;
 	pthread_mutex_lock(&ctx->lock);
 	err = revoke_region(ctx, mr);
-	if (!err)
+	if (!err) {
+		sn_pool_release(ctx, sn_mr_at(ctx->seg, mr->index));
 		sn_mr_at(ctx->seg, mr->index)->taken = 0;
+	}
 	pthread_mutex_unlock(&ctx->lock);
 	if (err)
 		return err;
@@ -211,12 +183,13 @@ SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, voi
 	int now = flags & IBV_REREG_MR_CHANGE_ACCESS ? access : (int)e->access;
 	void *at = flags & IBV_REREG_MR_CHANGE_TRANSLATION ? addr : ibv->addr;
 	size_t len = flags & IBV_REREG_MR_CHANGE_TRANSLATION ? length : ibv->length;
+	struct sn_vma vma;
 
 	errno = EINVAL;
 	if (sn_foreign(ctx) || !flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || check_access(now) || !len ||
 	    len > sn_max_region() || (flags & IBV_REREG_MR_CHANGE_PD && !pd))
 		return IBV_REREG_MR_ERR_INPUT;
-	if (check_memory((uintptr_t)at, len, now & IBV_ACCESS_LOCAL_WRITE))
+	if (sn_vma_check((uintptr_t)at, len, now & IBV_ACCESS_LOCAL_WRITE, &vma))
 		return IBV_REREG_MR_ERR_INPUT;
 	pthread_mutex_lock(&ctx->lock);
 	errno = revoke_region(ctx, mr);
@@ -225,8 +198,8 @@ SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, voi
 		e->host = (uintptr_t)at;
 		e->iova = now & IBV_ACCESS_ZERO_BASED ? 0 : (uintptr_t)at;
 		e->length = len;
-
-		sn_pool_find(ctx, (uintptr_t)at, len, e);
+		sn_pool_release(ctx, e);
+		sn_pool_find(ctx, (uintptr_t)at, len, &vma, e);
 		if (flags & IBV_REREG_MR_CHANGE_PD) {
 			atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
 			atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);

@@ -154,20 +154,23 @@ void sn_peer_event(struct sn_peer *p, uint32_t number, const struct sn_event *ev
 static void map_pool(struct sn_peer *p, uint32_t pool, uint32_t serial)
 {
 	struct sn_pool *shared = &p->seg->pools[pool];
-	uint64_t want = shared->length;
+	uint64_t want = shared->length, offset = shared->offset;
 	char path[64];
 	struct stat st;
 
-	if (p->pool[pool].addr)
-		munmap(p->pool[pool].addr, p->pool[pool].length);
-	p->pool[pool].addr = NULL;
+	/* what the peer took back since has no user here; do not keep its pages */
+	for (uint32_t i = 0; i < SN_POOLS; i++)
+		if (p->pool[i].addr && atomic_load(&p->seg->pools[i].serial) != p->pool[i].serial) {
+			munmap(p->pool[i].addr, p->pool[i].length);
+			p->pool[i].addr = NULL;
+		}
 	p->pool[pool].serial = serial;
 	snprintf(path, sizeof(path), "/proc/%d/fd/%d", p->pid, shared->fd);
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0)
 		return;
-	if (!fstat(fd, &st) && (uint64_t)st.st_size == want) {
-		char *at = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (!fstat(fd, &st) && (uint64_t)st.st_size >= offset && (uint64_t)st.st_size - offset >= want) {
+		char *at = mmap(NULL, want, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
 		if (at != MAP_FAILED && atomic_load(&shared->serial) != serial)
 			munmap(at, want);
 		else if (at != MAP_FAILED) {
@@ -191,9 +194,16 @@ char *sn_peer_pool(struct sn_peer *p, const struct sn_mr *mr, uint64_t offset, u
 	if (!serial || serial != mr->pool_serial)
 		return NULL; /* given back while it was registered */
 	sn_spin(&p->lock);
-	if (p->pool[pool].serial != serial)
-		map_pool(p, pool, serial);
-	if (p->pool[pool].addr && offset <= p->pool[pool].length && length <= p->pool[pool].length - offset)
+	if (p->pool[pool].serial != serial) {
+		/* a file that is registered for one transfer is not worth mapping */
+		if (p->pool[pool].want != serial) {
+			p->pool[pool].want = serial;
+			p->pool[pool].uses = 0;
+		}
+		if (++p->pool[pool].uses > p->seg->pools[pool].from_use)
+			map_pool(p, pool, serial);
+	}
+	if (p->pool[pool].serial == serial && p->pool[pool].addr && offset <= p->pool[pool].length && length <= p->pool[pool].length - offset)
 		addr = p->pool[pool].addr + offset;
 	sn_unspin(&p->lock);
 	return addr;

@@ -49,6 +49,7 @@ static int empty_queues(struct sn_priv_qp *priv)
 	atomic_store(&qp->sq.wait, SN_WAIT_NOTHING);
 	atomic_store(&qp->sq.deadline, 0);
 	atomic_store(&qp->sq.completing, 0);
+	atomic_store(&qp->sq.help.ticket, 0);
 	qp->sq.polled = qp->sq.staged_to = 0;
 	qp->sq.peer_epoch = 0;
 	atomic_store(&qp->lazy_made, 0);

@@ -3,11 +3,6 @@
 #define _GNU_SOURCE
 #include "job.h"
 
-static bool can_receive(uint32_t state)
-{
-	return state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_SQD || state == IBV_QPS_SQE;
-}
-
 /* ---- the requester's own checks ---------------------------------------------------------- */
 
 static enum ibv_wc_status gather(struct job *j)
@@ -60,10 +55,18 @@ static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *fa
 	enum sn_copy_result r;
 	if (!length)
 		return IBV_WC_SUCCESS;
-	if (!j->r->peer)
-		r = sn_copy(j->ctx, j->t, to_t, j->near, j->num_near, far, num_far, length);
+	bool at_r = !j->r->peer; /* this is R's process: R's memory is near */
+	const struct sn_side *other = at_r ? j->t : j->r;
+	struct sn_piece *near = at_r ? j->near : far;
+	int num_near = at_r ? j->num_near : num_far;
+	if (!at_r) {
+		far = j->near;
+		num_far = j->num_near;
+	}
+	if (length >= SN_BIG && other->peer && j->r->qp->type == IBV_QPT_RC)
+		r = sn_copy_together(j, other, to_t == at_r, near, num_near, far, num_far, length);
 	else
-		r = sn_copy(j->ctx, j->r, !to_t, far, num_far, j->near, j->num_near, length);
+		r = sn_copy(j->ctx, other, to_t == at_r, near, num_near, far, num_far, length);
 	return outcome(j, r);
 }
 
@@ -248,6 +251,7 @@ static enum verdict do_send(struct job *j)
 
 	if (v != DONE)
 		return v;
+	j->item = item;
 	struct sn_rwqe *rw = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, j->t->qp), item);
 	at_t = scatter(j, rw, j->w->length, far, &num_far);
 	if (at_t != IBV_WC_SUCCESS) {

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
 
@@ -36,7 +37,7 @@ struct sn_peer {
 	struct sn_peer *retired; /* an earlier owner of the same slot */
 	_Atomic uint64_t next_probe; /* when its life is next looked at */
 	struct { uint32_t number; int fd; } fifo[8];
-	struct { uint32_t serial; char *addr; uint64_t length; } pool[SN_POOLS];
+	struct { uint32_t serial, want, uses; char *addr; uint64_t length; } pool[SN_POOLS];
 };
 
 struct sn_channel {
@@ -140,8 +141,8 @@ struct sn_ctx {
 	uint32_t next_qp, next_cq, next_srq, next_pd, next_mr, next_channel, next_pool;
 	uint32_t key_start; /* where the tags of memory keys begin */
 	_Atomic int objects; /* PDs, channels and CQs alive; and 1 while it is open */
-	_Atomic uint32_t pool_lock; /* of pool_addr[] and the pools of the segment */
-	void *pool_addr[SN_POOLS];
+	_Atomic uint32_t pool_lock; /* of pool[] and the pools of the segment */
+	struct sn_memory *pool[SN_POOLS];
 	struct sn_ctx *next;
 };
 
@@ -207,8 +208,18 @@ void sn_peers_free(struct sn_ctx *ctx);
 bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, uint64_t addr, uint64_t length,
 		  struct sn_mr *copy);
 
+/* ---- vma.c */
+struct sn_vma {
+	uint64_t start, end, offset, inode, device;
+	bool readable, writable, shared;
+	char path[4096]; /* of the file, if it was asked for */
+};
+int sn_vma_check(uintptr_t addr, size_t length, bool write, struct sn_vma *vma);
+int sn_vma_open(struct sn_vma *vma);
+
 /* ---- pool.c */
-void sn_pool_find(struct sn_ctx *ctx, uintptr_t addr, uint64_t length, struct sn_mr *mr);
+void sn_pool_find(struct sn_ctx *ctx, uintptr_t addr, uint64_t length, struct sn_vma *vma, struct sn_mr *mr);
+void sn_pool_release(struct sn_ctx *ctx, struct sn_mr *mr);
 void sn_pool_forked(void);
 
 /* ---- claim.c */
@@ -269,6 +280,9 @@ enum sn_copy_result sn_copy(struct sn_ctx *ctx, const struct sn_side *other, boo
 void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn_mr *mr, uint64_t addr, uint64_t length);
 enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struct sn_piece *where, uint32_t opcode,
 			      uint64_t compare_add, uint64_t swap, uint64_t *old);
+
+/* ---- help.c */
+bool sn_help_peers(struct sn_ctx *ctx);
 
 /* ---- qp.c */
 int sn_qp_abandon(struct sn_priv_qp *qp);
