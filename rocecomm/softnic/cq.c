@@ -224,7 +224,7 @@ static enum fate place_now(struct sn_ctx *ctx, struct sn_priv_cq *cq, struct sn_
 {
 	struct sn_side t = { ctx->seg, qp, NULL };
 	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->entry);
-	enum sn_placed placed = sn_place_one(ctx, &t, w, false);
+	enum sn_placed placed = sn_place_one(ctx, &t, w, NULL, false);
 	if (placed == SN_PLACED_LATER) {
 		/* Its sender is placing it. If it is stopped there, the program hears of it in the end;
 		 * the sender's claim holds the memory as long as it may still write. */
@@ -337,12 +337,13 @@ int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 	got = take(ctx, cq, n, wc);
 	sn_unspin(&cq->poll_lock);
 	if (got) {
-		cq->empty_polls = 0;
+		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
 		return got;
 	}
 	if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed))
 		return -EOVERFLOW; /* completions were lost: the queue is dead, as on a NIC */
-	uint32_t empty = ++cq->empty_polls;
+	uint32_t empty = atomic_load_explicit(&cq->empty_polls, memory_order_relaxed) + 1;
+	atomic_store_explicit(&cq->empty_polls, empty, memory_order_relaxed);
 	if (atomic_load_explicit(&cq->pending, memory_order_relaxed) && empty % KICK_EVERY == 1 && sn_cq_kick(cq)) {
 		sn_spin(&cq->poll_lock);
 		got = take(ctx, cq, n, wc);

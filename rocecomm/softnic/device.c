@@ -30,17 +30,23 @@ static uint64_t setting(const char *name, uint64_t otherwise, uint64_t least, ui
 
 uint64_t sn_max_message(void)
 {
-	static uint64_t value;
-	if (!value)
+	static _Atomic uint64_t known;
+	uint64_t value = atomic_load_explicit(&known, memory_order_relaxed);
+	if (!value) {
 		value = setting("ROCECOMM_SOFT_MAX_MSG", 1ULL << 31, 64, 1ULL << 31);
+		atomic_store_explicit(&known, value, memory_order_relaxed);
+	}
 	return value;
 }
 
 uint64_t sn_max_region(void)
 {
-	static uint64_t value;
-	if (!value)
+	static _Atomic uint64_t known;
+	uint64_t value = atomic_load_explicit(&known, memory_order_relaxed);
+	if (!value) {
 		value = setting("ROCECOMM_SOFT_MAX_MR", UINT64_MAX, 4096, UINT64_MAX);
+		atomic_store_explicit(&known, value, memory_order_relaxed);
+	}
 	return value;
 }
 

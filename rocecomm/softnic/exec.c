@@ -268,23 +268,26 @@ static bool runnable(const struct sn_side *r, const struct sn_side *t)
  * it back, gives up the connection, and what the executor still touches stays under its claim. */
 static bool take_back(struct sn_ctx *ctx, const struct sn_side *r, sn_id holder)
 {
-	struct sn_priv_qp *own = ctx->qps[r->qp->qpn & (SN_QPS - 1)];
+	struct sn_priv_qp *own = r->peer ? NULL : ctx->qps[r->qp->qpn & (SN_QPS - 1)];
+	uint32_t zero = 0;
+	bool taken = false;
+
+	if (!own || holder == ctx->id || !holder || !atomic_compare_exchange_strong(&own->stuck_lock, &zero, 1))
+		return false;
 	uint32_t head = atomic_load(&r->qp->sq.head);
 	uint64_t now = sn_now();
-
-	if (r->peer || !own || holder == ctx->id || !holder)
-		return false;
+	struct sn_swqe *w = sn_swqe_at(r->seg, &r->qp->sq, head);
 	if (own->stuck_holder != holder || own->stuck_head != head || !own->stuck_since) {
 		own->stuck_holder = holder;
 		own->stuck_head = head;
 		own->stuck_since = now;
-		return false;
+	} else if (sn_qp_busy(r->qp) && now - own->stuck_since >= 2 * SN_LOCK_WAIT_NS +
+							     10ULL * __atomic_load_n(&w->length, __ATOMIC_RELAXED)) {
+		own->stuck_since = 0;
+		taken = atomic_compare_exchange_strong(&r->qp->sq.exec.owner, &holder, ctx->id);
 	}
-	struct sn_swqe *w = sn_swqe_at(r->seg, &r->qp->sq, head);
-	if (now - own->stuck_since < 2 * SN_LOCK_WAIT_NS + 10ULL * w->length || !sn_qp_busy(r->qp))
-		return false;
-	own->stuck_since = 0;
-	if (!atomic_compare_exchange_strong(&r->qp->sq.exec.owner, &holder, ctx->id))
+	sn_unspin(&own->stuck_lock);
+	if (!taken)
 		return false;
 	if (atomic_load(&r->qp->state) != IBV_QPS_ERR)
 		finish(ctx, r, w, head, IBV_WC_RETRY_EXC_ERR);
@@ -295,8 +298,12 @@ static bool take_back(struct sn_ctx *ctx, const struct sn_side *r, sn_id holder)
 static bool lock_exec(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
 {
 	struct sn_lock *l = &r->qp->sq.exec;
-	if (sn_try_lock(ctx, l))
+	if (sn_try_lock(ctx, l)) {
+		struct sn_priv_qp *own = r->peer ? NULL : ctx->qps[r->qp->qpn & (SN_QPS - 1)];
+		if (own && atomic_load_explicit(&own->stuck_since, memory_order_relaxed))
+			atomic_store_explicit(&own->stuck_since, 0, memory_order_relaxed); /* nobody is stuck */
 		return true;
+	}
 	/* the peer held it and died */
 	const struct sn_side *other = r->peer ? r : t;
 	sn_id holder = atomic_load(&l->owner);

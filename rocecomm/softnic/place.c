@@ -33,8 +33,10 @@ static enum sn_copy_result place(struct sn_ctx *ctx, const struct sn_side *t, st
 }
 
 /* `mover` is the lock on the state from LAZY to PLACED; a dead holder loses it. Without `wait`
- * somebody else's placing is not waited for. */
-enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, bool wait)
+ * somebody else's placing is not waited for. `claim` is told which regions are touched; the entry may
+ * be looked at for that only with the lock held, else its owner may be posting it anew. */
+enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, struct sn_claim *claim,
+			    bool wait)
 {
 	uint64_t start = 0;
 	for (uint32_t tries = 0;; tries++) {
@@ -44,6 +46,8 @@ enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct 
 		if (atomic_compare_exchange_strong(&w->mover, &holder, ctx->id)) {
 			enum sn_copy_result r = SN_COPY_OK;
 			if (atomic_load(&w->state) == SN_RWQE_LAZY) {
+				for (uint32_t i = 0; claim && i < w->num_sge && i < SN_MAX_SGE; i++)
+					sn_claim_key(claim, 1, w->sge[i].lkey);
 				r = place(ctx, t, w);
 				if (r == SN_COPY_OK)
 					atomic_store_explicit(&w->state, SN_RWQE_PLACED, memory_order_release);
@@ -79,9 +83,7 @@ bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim 
 	bool ok = true;
 	for (; polled != made; polled++) {
 		struct sn_rwqe *w = sn_rwqe_at(t->seg, rq, t->qp->lazy[polled % SN_LAZY]);
-		for (uint32_t i = 0; claim && i < w->num_sge && i < SN_MAX_SGE; i++)
-			sn_claim_key(claim, 1, w->sge[i].lkey);
-		ok &= sn_place_one(ctx, t, w, true) == SN_PLACED;
+		ok &= sn_place_one(ctx, t, w, claim, true) == SN_PLACED;
 	}
 	return ok;
 }

@@ -40,7 +40,8 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 	w->flags = wr->send_flags;
 	w->imm = wr->imm_data;
 	w->num_sge = (uint32_t)wr->num_sge;
-	w->length = length > UINT32_MAX ? UINT32_MAX : (uint32_t)length;
+	/* atomic: take_back() looks at the head of a queue that it does not hold */
+	__atomic_store_n(&w->length, length > UINT32_MAX ? UINT32_MAX : (uint32_t)length, __ATOMIC_RELAXED);
 	w->staged = 0;
 	switch (wr->opcode) {
 	case IBV_WR_ATOMIC_CMP_AND_SWP:

@@ -69,7 +69,7 @@ struct sn_priv_cq {
 	_Atomic uint32_t poll_lock;
 	_Atomic uint32_t pending; /* some QP of this CQ may have work that waits */
 	uint64_t late_since; /* the next completion waits for its payload since then */
-	uint32_t empty_polls;
+	_Atomic uint32_t empty_polls; /* relaxed: several threads may poll */
 	uint32_t events_seen, async_seen;
 	struct sn_priv_qp *senders; /* QPs that complete their sends here */
 };
@@ -102,7 +102,8 @@ struct sn_priv_qp {
 	struct ibv_qp_init_attr init;
 	uint32_t async_seen;
 	/* since when the same executor holds our queue at the same entry */
-	uint64_t stuck_since;
+	_Atomic uint32_t stuck_lock;
+	_Atomic uint64_t stuck_since;
 	sn_id stuck_holder;
 	uint32_t stuck_head;
 	uint64_t heap, heap_len;
@@ -270,7 +271,7 @@ bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side);
 bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim *claim);
 bool sn_place_all(struct sn_ctx *ctx);
 enum sn_placed { SN_PLACED, SN_PLACED_LATER, SN_NOT_PLACED };
-enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, bool wait);
+enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, struct sn_claim *claim, bool wait);
 
 /* ---- copy.c */
 struct sn_piece { char *ptr; uint64_t addr; uint64_t len; }; /* ptr: reachable here; else addr in the other process */
