@@ -9,8 +9,8 @@
 #define YIELD_AFTER 100u /* empty polls: a few microseconds; both ends may share one CPU */
 #define KICK_EVERY 8u
 
-SN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
-				       struct ibv_comp_channel *channel, int comp_vector)
+struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+				struct ibv_comp_channel *channel, int comp_vector, uint32_t kind)
 {
 	struct sn_ctx *ctx = sn_ctx_of(context);
 	struct sn_priv_cq *cq = NULL;
@@ -20,7 +20,8 @@ SN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, voi
 
 	if (sn_foreign(ctx))
 		err = EPERM;
-	else if (cqe < 1 || cqe > SN_MAX_CQE || comp_vector < 0 || comp_vector >= context->num_comp_vectors)
+	else if (cqe < 1 || cqe > SN_MAX_CQE || comp_vector < 0 || comp_vector >= context->num_comp_vectors ||
+		 (channel && channel->context != context))
 		err = EINVAL;
 	size = sn_round_pow2(err ? 1 : (uint32_t)cqe);
 	if (!err && !(cq = calloc(1, sizeof(*cq))))
@@ -42,6 +43,7 @@ SN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, voi
 		cq->cq = sn_cq_at(ctx->seg, i);
 		cq->cq->size = size;
 		cq->cq->ring = ring;
+		cq->cq->kind = kind;
 		cq->cq->epoch++;
 		cq->cq->channel = channel ? sn_container(channel, struct sn_channel, ibv)->number : 0;
 		atomic_store(&cq->cq->overrun, 0);
@@ -67,7 +69,14 @@ SN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, voi
 	cq->ibv.cqe = (int)size;
 	pthread_mutex_init(&cq->ibv.mutex, NULL);
 	pthread_cond_init(&cq->ibv.cond, NULL);
-	return &cq->ibv;
+	return cq;
+}
+
+SN_EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+				       struct ibv_comp_channel *channel, int comp_vector)
+{
+	struct sn_priv_cq *cq = sn_create_cq(context, cqe, cq_context, channel, comp_vector, 0);
+	return cq ? &cq->ibv : NULL;
 }
 
 SN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
@@ -158,15 +167,20 @@ int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t index, c
 	}
 	uint32_t tail = repaired_tail(side->seg, cq);
 	if (tail - atomic_load_explicit(&cq->head, memory_order_acquire) >= cq->size) {
-		bool first = !atomic_exchange(&cq->overrun, 1);
+		bool lossy = cq->kind & SN_CQ_LOSSY; /* its program knows that nothing is lost */
+		bool first = !lossy && !atomic_exchange(&cq->overrun, 1);
 		uint32_t epoch = cq->epoch;
 		sn_unlock(ctx, &cq->lock);
+		if (lossy)
+			return 0;
 		if (first)
 			sn_async_raise(ctx, side, IBV_EVENT_CQ_ERR, index, epoch);
 		return ENOSPC;
 	}
 	struct sn_cqe *e = (struct sn_cqe *)sn_at(side->seg, cq->ring) + (tail & (cq->size - 1));
 	memcpy(e, cqe, offsetof(struct sn_cqe, seq));
+	if (cq->kind & SN_CQ_STAMPED)
+		e->stamp = sn_now();
 	atomic_store_explicit(&e->seq, tail + 1, memory_order_release); /* this publishes it */
 	atomic_store_explicit(&cq->tail, tail + 1, memory_order_relaxed);
 	sn_unlock(ctx, &cq->lock);
@@ -263,6 +277,7 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 	}
 	if (!valid)
 		return SKIP;
+	cq->stamp = e->stamp;
 	wc->wr_id = e->wr_id;
 	wc->opcode = e->opcode;
 	wc->vendor_err = e->vendor_err;
@@ -304,7 +319,8 @@ void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn)
 	sn_unlock(ctx, &c->lock);
 }
 
-static int take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *wc)
+/* With the poll lock held: up to n completions. */
+int sn_cq_take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *wc)
 {
 	struct sn_cq *c = cq->cq;
 	uint32_t head = atomic_load_explicit(&c->head, memory_order_relaxed), from = head;
@@ -325,6 +341,23 @@ static int take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc 
 	return got;
 }
 
+/* After an empty poll, without the poll lock. True: something moved, look again. */
+bool sn_cq_was_empty(struct sn_priv_cq *cq)
+{
+	struct sn_ctx *ctx = sn_ctx_of(cq->ibv.context);
+	uint32_t empty = atomic_load_explicit(&cq->empty_polls, memory_order_relaxed) + 1;
+	atomic_store_explicit(&cq->empty_polls, empty, memory_order_relaxed);
+	if (atomic_load_explicit(&cq->pending, memory_order_relaxed) && empty % KICK_EVERY == 1 && sn_cq_kick(cq))
+		return true;
+	if (atomic_load_explicit(&ctx->seg->calls, memory_order_relaxed) && sn_help_peers(ctx)) {
+		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
+		return true;
+	}
+	if (empty >= YIELD_AFTER)
+		sched_yield();
+	return false;
+}
+
 int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 {
 	struct sn_priv_cq *cq = sn_container(ibv, struct sn_priv_cq, ibv);
@@ -334,7 +367,7 @@ int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 	if (sn_foreign(ctx))
 		return -EPERM;
 	sn_spin(&cq->poll_lock);
-	got = take(ctx, cq, n, wc);
+	got = sn_cq_take(ctx, cq, n, wc);
 	sn_unspin(&cq->poll_lock);
 	if (got) {
 		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
@@ -342,22 +375,11 @@ int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 	}
 	if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed))
 		return -EOVERFLOW; /* completions were lost: the queue is dead, as on a NIC */
-	uint32_t empty = atomic_load_explicit(&cq->empty_polls, memory_order_relaxed) + 1;
-	atomic_store_explicit(&cq->empty_polls, empty, memory_order_relaxed);
-	if (atomic_load_explicit(&cq->pending, memory_order_relaxed) && empty % KICK_EVERY == 1 && sn_cq_kick(cq)) {
+	if (sn_cq_was_empty(cq)) {
 		sn_spin(&cq->poll_lock);
-		got = take(ctx, cq, n, wc);
+		got = sn_cq_take(ctx, cq, n, wc);
 		sn_unspin(&cq->poll_lock);
 	}
-	if (!got && atomic_load_explicit(&ctx->seg->calls, memory_order_relaxed) && sn_help_peers(ctx)) {
-		cq->empty_polls = 0;
-		sn_spin(&cq->poll_lock);
-		got = take(ctx, cq, n, wc);
-		sn_unspin(&cq->poll_lock);
-		return got;
-	}
-	if (!got && empty >= YIELD_AFTER)
-		sched_yield();
 	return got;
 }
 

@@ -159,6 +159,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 		return EINVAL;
 	ibv_query_device(context, &full.orig_attr);
 	full.phys_port_cnt_ex = 1;
+	full.completion_timestamp_mask = UINT64_MAX; /* of CLOCK_MONOTONIC, in ns */
+	full.hca_core_clock = 1000000;		     /* kHz */
 	memset(attr, 0, size);
 	memcpy(attr, &full, size < sizeof(full) ? size : sizeof(full));
 	return 0;
@@ -338,6 +340,9 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	ctx->vctx.sz = sizeof(ctx->vctx);
 	ctx->vctx.query_port = query_port;
 	ctx->vctx.query_device_ex = query_device_ex;
+	ctx->vctx.create_qp_ex = sn_create_qp_ex;
+	ctx->vctx.create_cq_ex = sn_create_cq_ex;
+	ctx->vctx.query_rt_values = sn_query_rt_values;
 	c = &ctx->vctx.context;
 	c->device = device;
 	c->ops = sn_context_ops;

@@ -191,10 +191,13 @@ struct sn_cqe {
 	uint16_t vendor_err;
 	int32_t srq; /* the entry is one of this SRQ's, -1: of the QP's own queue */
 	uint32_t srq_epoch;
-	uint64_t reserved;
+	uint64_t stamp; /* CLOCK_MONOTONIC ns, where the queue asks for it */
 	uint32_t serial; /* receive: of the posting */
 	_Atomic uint32_t seq; /* position + 1, written last */
 };
+
+#define SN_CQ_STAMPED 1u /* completions carry the time */
+#define SN_CQ_LOSSY 2u	 /* an overrun is no error, the completion is lost */
 
 enum sn_arm { SN_ARM_NONE, SN_ARM_NEXT, SN_ARM_SOLICITED };
 
@@ -206,6 +209,7 @@ struct sn_cq {
 	_Atomic uint32_t overrun;
 	uint32_t epoch;
 	uint32_t channel; /* number of the completion channel's FIFO, 0: none */
+	uint32_t kind;	  /* SN_CQ_* */
 	SN_ALIGNED _Atomic uint32_t head; /* consumer */
 	_Atomic uint32_t armed;		  /* enum sn_arm */
 };

@@ -5,7 +5,7 @@
 
 #include "softnic.h"
 
-static bool known_opcode(uint32_t type, enum ibv_wr_opcode opcode)
+bool sn_sq_takes(uint32_t type, uint32_t opcode)
 {
 	switch (opcode) {
 	case IBV_WR_SEND:
@@ -23,13 +23,26 @@ static bool known_opcode(uint32_t type, enum ibv_wr_opcode opcode)
 	}
 }
 
+bool sn_sq_inlines(uint32_t opcode) /* may the entry carry its payload? */
+{
+	return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE ||
+	       opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+/* A key with the highest bit set stands for the QP's own. */
+void sn_sq_address(struct sn_qp *qp, struct sn_swqe *w, uint32_t qpn, uint32_t qkey)
+{
+	w->ud_qpn = qpn;
+	w->ud_qkey = qkey & 0x80000000u ? qp->qkey : qkey;
+}
+
 static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr *wr)
 {
 	struct sn_qp *qp = priv->qp;
 	struct sn_swqe *w = sn_swqe_at(priv->ctx->seg, &qp->sq, pos);
 	uint64_t length = 0;
 
-	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->sq.max_sge || !known_opcode(qp->type, wr->opcode))
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->sq.max_sge || !sn_sq_takes(qp->type, wr->opcode))
 		return EINVAL;
 	for (int i = 0; i < wr->num_sge; i++) {
 		w->sge[i] = (struct sn_sge){ wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey };
@@ -61,13 +74,11 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 		if (qp->type == IBV_QPT_UD) {
 			if (!wr->wr.ud.ah)
 				return EINVAL;
-			w->ud_qpn = wr->wr.ud.remote_qpn;
-			w->ud_qkey = wr->wr.ud.remote_qkey & 0x80000000u ? qp->qkey : wr->wr.ud.remote_qkey;
+			sn_sq_address(qp, w, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
 		}
 	}
 	if (wr->send_flags & IBV_SEND_INLINE) {
-		if (wr->opcode == IBV_WR_RDMA_READ || wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP ||
-		    wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || length > qp->sq.max_inline)
+		if (!sn_sq_inlines(wr->opcode) || length > qp->sq.max_inline)
 			return EINVAL;
 		char *to = (char *)w + w->data;
 		for (int i = 0; i < wr->num_sge; i++) {
@@ -81,7 +92,7 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 
 /* Room in the queue. The program may have polled the completion of an entry that its executor, in
  * another process, is just about to take out: then there is room in a moment. */
-static bool has_room(struct sn_priv_qp *priv, uint32_t tail)
+bool sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
 {
 	struct sn_sq *sq = &priv->qp->sq;
 	for (int tries = 0; tries < 1000; tries++) {
@@ -96,43 +107,52 @@ static bool has_room(struct sn_priv_qp *priv, uint32_t tail)
 	return false;
 }
 
+/* With the post lock held: may anything be posted in this state? */
+int sn_sq_ready(struct sn_priv_qp *priv)
+{
+	uint32_t state = atomic_load_explicit(&priv->qp->state, memory_order_relaxed);
+	return state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR ? EINVAL : 0;
+}
+
+/* Entries before `tail` are written: they become visible, the post lock is free, and they run. */
+void sn_sq_publish(struct sn_priv_qp *priv, uint32_t tail)
+{
+	struct sn_qp *qp = priv->qp;
+	bool more = tail != atomic_load_explicit(&qp->sq.tail, memory_order_relaxed);
+	if (more)
+		atomic_store_explicit(&qp->sq.tail, tail, memory_order_release);
+	sn_unspin(&priv->post_lock);
+	if (!more)
+		return;
+	sn_drive(priv);
+	if (sn_qp_busy(qp)) {
+		struct sn_priv_cq *cq = sn_container(priv->ibv.send_cq, struct sn_priv_cq, ibv);
+		atomic_store_explicit(&cq->pending, 1, memory_order_relaxed);
+		atomic_thread_fence(memory_order_seq_cst);
+		sn_channel_watch(priv);
+	}
+}
+
 int sn_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	struct sn_priv_qp *priv = sn_container(ibv, struct sn_priv_qp, ibv);
-	struct sn_qp *qp = priv->qp;
-	int err = 0;
+	int err;
 
 	if (sn_foreign(priv->ctx)) {
 		*bad = wr;
 		return EPERM;
 	}
 	sn_spin(&priv->post_lock);
-	uint32_t state = atomic_load_explicit(&qp->state, memory_order_relaxed);
-	if (state == IBV_QPS_RESET || state == IBV_QPS_INIT || state == IBV_QPS_RTR)
-		err = EINVAL;
-	uint32_t tail = atomic_load_explicit(&qp->sq.tail, memory_order_relaxed), from = tail;
+	err = sn_sq_ready(priv);
+	uint32_t tail = atomic_load_explicit(&priv->qp->sq.tail, memory_order_relaxed);
 	for (; !err && wr; wr = wr->next) {
-		if (!has_room(priv, tail))
-			err = ENOMEM;
-		else
-			err = fill(priv, tail, wr);
+		err = sn_sq_room(priv, tail) ? fill(priv, tail, wr) : ENOMEM;
 		if (err)
 			break;
 		tail++;
 	}
 	if (err)
 		*bad = wr;
-	if (tail != from)
-		atomic_store_explicit(&qp->sq.tail, tail, memory_order_release);
-	sn_unspin(&priv->post_lock);
-	if (tail != from) {
-		sn_drive(priv);
-		if (sn_qp_busy(qp)) {
-			struct sn_priv_cq *cq = sn_container(ibv->send_cq, struct sn_priv_cq, ibv);
-			atomic_store_explicit(&cq->pending, 1, memory_order_relaxed);
-			atomic_thread_fence(memory_order_seq_cst);
-			sn_channel_watch(priv);
-		}
-	}
+	sn_sq_publish(priv, tail);
 	return err;
 }

@@ -62,7 +62,10 @@ struct sn_priv_mr {
 };
 
 struct sn_priv_cq {
-	struct ibv_cq ibv;
+	union {
+		struct ibv_cq ibv;
+		struct ibv_cq_ex ex; /* begins with the plain one */
+	};
 	struct sn_cq *cq;
 	uint32_t index;
 	_Atomic int users;
@@ -72,6 +75,8 @@ struct sn_priv_cq {
 	_Atomic uint32_t empty_polls; /* relaxed: several threads may poll */
 	uint32_t events_seen, async_seen;
 	struct sn_priv_qp *senders; /* QPs that complete their sends here */
+	uint64_t stamp;		    /* of the completion that was taken last */
+	struct ibv_wc now;	    /* between start_poll and end_poll: the current one */
 };
 
 /* Entries of a receive queue that are free to post, in the owner only. */
@@ -92,7 +97,17 @@ struct sn_priv_srq {
 };
 
 struct sn_priv_qp {
-	struct ibv_qp ibv;
+	union {
+		struct ibv_qp ibv;
+		struct ibv_qp_ex ex; /* begins with the plain one */
+	};
+	bool extended; /* made for ibv_wr_* */
+	struct {       /* between wr_start and wr_complete, under the post lock */
+		int err;
+		uint32_t tail;
+		struct sn_swqe *open;
+		bool needs_address; /* of a datagram that has none yet */
+	} wr;
 	struct sn_ctx *ctx;
 	struct sn_qp *qp;
 	uint32_t index;
@@ -231,10 +246,18 @@ bool sn_wait_claims(struct sn_ctx *ctx, uint32_t qpn, uint32_t key);
 
 /* ---- cq.c */
 int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t cq, const struct sn_cqe *cqe, bool solicited);
+struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_context,
+				struct ibv_comp_channel *channel, int comp_vector, uint32_t kind);
+int sn_cq_take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *wc);
+bool sn_cq_was_empty(struct sn_priv_cq *cq);
 int sn_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int sn_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 bool sn_cq_kick(struct sn_priv_cq *cq);
 void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn);
+
+/* ---- cq_ex.c */
+struct ibv_cq_ex *sn_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);
+int sn_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values);
 
 /* ---- channel.c */
 void sn_channel_watch(struct sn_priv_qp *qp); /* deadlines and deaths must wake a sleeper */
@@ -258,6 +281,15 @@ void sn_srq_reclaim(struct sn_priv_qp *qp);
 
 /* ---- send.c */
 int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+bool sn_sq_takes(uint32_t type, uint32_t opcode);
+bool sn_sq_inlines(uint32_t opcode);
+int sn_sq_ready(struct sn_priv_qp *qp);
+bool sn_sq_room(struct sn_priv_qp *qp, uint32_t tail);
+void sn_sq_address(struct sn_qp *qp, struct sn_swqe *w, uint32_t qpn, uint32_t qkey);
+void sn_sq_publish(struct sn_priv_qp *qp, uint32_t tail);
+
+/* ---- qp_ex.c */
+struct ibv_qp *sn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attr);
 
 /* ---- exec.c */
 bool sn_qp_busy(struct sn_qp *qp);
