@@ -5,7 +5,7 @@ RANKS ?= 4
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-roce stress test-c asan tsan bench bench-softnic lint clean
+.PHONY: help demo test test-roce stress test-c asan tsan bench bench-softnic conformance lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -25,6 +25,10 @@ test: ## the test suite on soft0, the user-space device
 test-roce: ## the same suite on kernel Soft-RoCE in a virtual machine, and interoperability
 	@tools/setup.sh test roce
 	@$(PY) tools/test_roce.py $(ARGS)
+
+conformance: ## rdma-core's own test suite on soft0 and on rxe0, test by test
+	@tools/setup.sh test roce
+	@$(PY) tools/conformance.py --markdown docs/reference/conformance.md $(ARGS)
 
 stress: ## the tests that take long
 	@tools/setup.sh test torch mpi
