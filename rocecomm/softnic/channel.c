@@ -112,6 +112,14 @@ static void set_timer(struct sn_channel *ch, uint64_t at)
 	timerfd_settime(ch->timer, TFD_TIMER_ABSTIME, &t, NULL);
 }
 
+void sn_channel_wake_at(struct sn_channel *ch, uint64_t at)
+{
+	pthread_mutex_lock(&ch->lock);
+	if (!ch->timer_at || at < ch->timer_at)
+		set_timer(ch, at);
+	pthread_mutex_unlock(&ch->lock);
+}
+
 static bool watch_death(struct sn_channel *ch, struct sn_peer *p)
 {
 	for (uint32_t i = 0; i < ch->num_death; i++)
@@ -185,6 +193,8 @@ static void kick_all(struct sn_channel *ch)
 				sn_channel_watch(qp);
 		sn_unspin(&cq->poll_lock);
 	}
+	if (sn_faulty())
+		sn_fault_before_sleep(ch);
 	pthread_mutex_unlock(&ctx->lock);
 }
 

@@ -166,8 +166,9 @@ int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t index, c
 		return EBUSY;
 	}
 	uint32_t tail = repaired_tail(side->seg, cq);
-	if (tail - atomic_load_explicit(&cq->head, memory_order_acquire) >= cq->size) {
-		bool lossy = cq->kind & SN_CQ_LOSSY; /* its program knows that nothing is lost */
+	bool dead = atomic_load_explicit(&cq->overrun, memory_order_relaxed);
+	if (dead || tail - atomic_load_explicit(&cq->head, memory_order_acquire) >= cq->size) {
+		bool lossy = !dead && cq->kind & SN_CQ_LOSSY; /* its program knows that nothing is lost */
 		bool first = !lossy && !atomic_exchange(&cq->overrun, 1);
 		uint32_t epoch = cq->epoch;
 		sn_unlock(ctx, &cq->lock);
@@ -277,6 +278,8 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 	}
 	if (!valid)
 		return SKIP;
+	if (sn_faulty() && e->kind & SN_CQE_RECV && wc->status == IBV_WC_SUCCESS)
+		wc->status = sn_fault_receive(priv);
 	cq->stamp = e->stamp;
 	wc->wr_id = e->wr_id;
 	wc->opcode = e->opcode;
@@ -349,6 +352,8 @@ bool sn_cq_was_empty(struct sn_priv_cq *cq)
 	atomic_store_explicit(&cq->empty_polls, empty, memory_order_relaxed);
 	if (atomic_load_explicit(&cq->pending, memory_order_relaxed) && empty % KICK_EVERY == 1 && sn_cq_kick(cq))
 		return true;
+	if (sn_faulty() && empty % KICK_EVERY == 1 && sn_fault_kick(ctx))
+		return true;
 	if (atomic_load_explicit(&ctx->seg->calls, memory_order_relaxed) && sn_help_peers(ctx)) {
 		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
 		return true;
@@ -402,6 +407,11 @@ int sn_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 			if (sn_qp_busy(qp->qp))
 				sn_channel_watch(qp);
 		sn_unspin(&cq->poll_lock);
+	}
+	if (sn_faulty() && ibv->channel) {
+		pthread_mutex_lock(&ctx->lock);
+		sn_fault_before_sleep(sn_container(ibv->channel, struct sn_channel, ibv));
+		pthread_mutex_unlock(&ctx->lock);
 	}
 	return 0;
 }

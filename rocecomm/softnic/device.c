@@ -76,6 +76,11 @@ static unsigned index_of(struct ibv_device *device)
 	return (unsigned)((struct sn_device *)device - devices);
 }
 
+unsigned sn_device_index(struct ibv_context *context)
+{
+	return index_of(context->device);
+}
+
 SN_EXPORT struct ibv_device **ibv_get_device_list(int *num)
 {
 	int n = (int)setting("ROCECOMM_SOFT_DEVICES", 1, 1, MAX_DEVICES);
@@ -168,11 +173,11 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr, size_t size)
 {
-	(void)context;
 	if (port != 1)
 		return EINVAL;
+	bool down = sn_faulty() && sn_fault_port_down(sn_ctx_of(context));
 	struct ibv_port_attr a = {
-		.state = IBV_PORT_ACTIVE,
+		.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
 		.active_mtu = mtu(),
 		.gid_tbl_len = SN_GID_TABLE,
@@ -182,7 +187,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 		.max_vl_num = 1,
 		.active_width = 2,
 		.active_speed = 64,
-		.phys_state = 5,
+		.phys_state = down ? 3 : 5, /* disabled, link up */
 		.link_layer = IBV_LINK_LAYER_ETHERNET,
 		.flags = IBV_QPF_GRH_REQUIRED,
 	};
@@ -318,7 +323,9 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 		return NULL;
 	pthread_mutex_init(&ctx->lock, NULL);
 	pthread_mutex_init(&ctx->peer_lock, NULL);
-	err = sn_fabric_join(ctx);
+	err = sn_fault_check_environment();
+	if (!err)
+		err = sn_fabric_join(ctx);
 	if (err) {
 		free(ctx);
 		errno = err;
@@ -350,6 +357,12 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	c->num_comp_vectors = 1;
 	c->abi_compat = __VERBS_ABI_IS_EXTENDED;
 	pthread_mutex_init(&c->mutex, NULL);
+	err = sn_fault_opened(ctx);
+	if (err) {
+		ibv_close_device(c);
+		errno = err;
+		return NULL;
+	}
 	return c;
 }
 

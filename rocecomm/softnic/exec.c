@@ -101,7 +101,7 @@ static int complete_send(struct sn_ctx *ctx, const struct sn_side *r, struct sn_
 	return sn_cq_push(ctx, r, r->qp->send_cq, &e, false);
 }
 
-static uint64_t rnr_timer_ns(uint8_t code)
+uint64_t sn_rnr_timer_ns(uint8_t code)
 {
 	/* IB spec 9.7.5.2.8, in units of 10 us */
 	static const uint32_t unit[32] = { 65536, 1,  2,  3,  4,   6,   8,   12,  16,  24,  32,	  48,	64,   96,   128,  192,
@@ -124,7 +124,7 @@ static bool keep_waiting(const struct sn_side *r, const struct sn_side *t, enum 
 		if (why == SN_WAIT_RNR && qp->rnr_retry == 0)
 			return false;
 		if (why == SN_WAIT_RNR && qp->rnr_retry < 7)
-			deadline = now + qp->rnr_retry * rnr_timer_ns(t->qp->min_rnr_timer);
+			deadline = now + qp->rnr_retry * sn_rnr_timer_ns(t->qp->min_rnr_timer);
 		else if (why == SN_WAIT_PEER && qp->timeout)
 			deadline = now + (qp->retry_cnt + 1) * (4096ULL << (qp->timeout & 31));
 		atomic_store(&qp->sq.deadline, deadline);
@@ -216,8 +216,12 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 			sn_claim_end(j.claim);
 			continue;
 		}
-		v = sn_execute(&j);
-		bool wait = v != DONE && keep_waiting(r, t, v);
+		enum sn_fault_do fault = sn_faulty() ? sn_fault(&j, head) : SN_FAULT_NONE;
+		bool wait = fault == SN_FAULT_WAIT;
+		if (fault == SN_FAULT_NONE) {
+			v = sn_execute(&j);
+			wait = v != DONE && keep_waiting(r, t, v);
+		}
 		if (wait && !r->peer)
 			stage(r);
 		if (j.fail_t)
@@ -318,6 +322,10 @@ static bool drive(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_s
 	struct failed failed = { false, false };
 	bool moved = false;
 
+	if (sn_faulty() && r->peer && sn_fault_leave_to(r, t)) {
+		sn_fault_wake(r->seg);
+		return false;
+	}
 	/* what we posted must be visible before we look whether somebody holds the queue: the holder
 	 * looks for it after it has let go */
 	atomic_thread_fence(memory_order_seq_cst);

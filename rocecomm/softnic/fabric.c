@@ -79,6 +79,7 @@ static int enter(void)
 static void forget(void)
 {
 	pthread_mutex_lock(&mutex);
+	sn_faults = &sn_no_faults;
 	if (fabric)
 		munmap(fabric, sizeof(*fabric));
 	if (fabric_fd >= 0)
@@ -157,6 +158,8 @@ static int open_fabric(void)
 		}
 		pthread_mutex_lock(&mutex);
 		fabric = f;
+		if (f)
+			sn_faults = &f->faults;
 		pthread_mutex_unlock(&mutex);
 		if (f && (f->magic != SN_MAGIC || f->version != SN_LAYOUT_VERSION)) {
 			err = sn_because(EPROTO, "another version of softnic runs in %s: end its processes first", directory);
@@ -287,6 +290,7 @@ static void leave(struct sn_ctx *ctx, bool registry)
 	bool mine = false;
 
 	unlist(ctx);
+	sn_fault_closed(ctx);
 	sn_fabric_path(path, sizeof(path), "seg-%u", slot);
 	unlink(path);
 	byte_lock(F_UNLCK, slot, NULL);

@@ -24,6 +24,7 @@ enum verdict sn_execute(struct job *j);
 /* help.c: sn_copy, shared with the other end where that polls. */
 enum sn_copy_result sn_copy_together(struct job *j, const struct sn_side *other, bool write, const struct sn_piece *near,
 				     int num_near, const struct sn_piece *far, int num_far, uint64_t length);
+enum sn_fault_do sn_fault(struct job *j, uint32_t head);
 bool sn_side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer *_Atomic *cached, struct sn_side *side);
 
 static inline bool is_atomic(uint32_t opcode)

@@ -54,6 +54,7 @@ struct sn_fabric {
 	uint32_t version;
 	_Atomic uint32_t next_slot;
 	_Atomic uint32_t generation[SN_SLOTS];
+	_Atomic uint32_t faults; /* contexts that have any injected */
 };
 
 struct sn_sge {
@@ -127,7 +128,7 @@ struct sn_help {
 	_Atomic uint64_t length;
 };
 
-enum sn_wait { SN_WAIT_NOTHING, SN_WAIT_PEER, SN_WAIT_RNR };
+enum sn_wait { SN_WAIT_NOTHING, SN_WAIT_PEER, SN_WAIT_RNR, SN_WAIT_FAULT };
 
 struct sn_sq {
 	uint32_t size; /* a power of two */
@@ -254,6 +255,11 @@ struct sn_claim {
 	_Atomic uint32_t key[2][SN_CLAIM_KEYS];
 };
 
+/* Faults on request. Any of them: only the owner carries out this context's send queues. */
+#define SN_FAULTS_RULES 1u
+#define SN_FAULTS_PORT 2u /* the port is down */
+#define SN_FAULTS_SHUN 4u /* somebody is dead for this context */
+
 struct sn_seg {
 	uint64_t magic;
 	uint32_t version;
@@ -265,6 +271,8 @@ struct sn_seg {
 	/* entries of each table that have memory behind them */
 	_Atomic uint32_t qp_limit, cq_limit, srq_limit, mr_limit;
 	struct sn_lock atomics; /* read-modify-writes on this context's memory */
+	_Atomic uint32_t faults;      /* SN_FAULTS_*: what is injected here */
+	_Atomic uint64_t port_up_at;  /* CLOCK_MONOTONIC ns when a port that is down comes up; 0: when told */
 	_Atomic uint32_t claim_limit; /* no claim at or above this index was ever made */
 	/* QP numbers of ours whose other end asks for help with a big transfer, and which are set */
 	SN_ALIGNED _Atomic uint32_t calls;

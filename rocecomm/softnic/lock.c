@@ -17,6 +17,7 @@ static void forked(void)
 	sn_pid = getpid();
 	sn_fabric_forked();
 	sn_pool_forked();
+	sn_faults_forked();
 }
 
 __attribute__((constructor)) static void start(void)

@@ -31,6 +31,7 @@ struct sn_peer {
 	bool local;  /* of this process: plain memcpy reaches its memory */
 	bool readable; /* process_vm works */
 	_Atomic bool dead;
+	_Atomic bool shunned; /* dead on request: for the work requests of this context only */
 	_Atomic uint32_t lock; /* of fifo[] and pool[] */
 	struct sn_seg *seg;
 	struct sn_mapping *mapping;
@@ -96,6 +97,14 @@ struct sn_priv_srq {
 	struct sn_free_list free;
 };
 
+/* What the fault rules decided about the request at `position` - 1. */
+struct sn_hold {
+	uint32_t position, epoch;
+	uint32_t kind; /* enum sn_fault_kind */
+	enum ibv_wc_status status, then;
+	uint64_t until, silent_until, id;
+};
+
 struct sn_priv_qp {
 	union {
 		struct ibv_qp ibv;
@@ -125,6 +134,7 @@ struct sn_priv_qp {
 	struct sn_free_list free;
 	struct sn_priv_qp *next_sender;
 	bool destroying;
+	struct sn_hold hold; /* under the exec lock */
 	bool dirty; /* a RESET or destroy was refused: the queues are not empty yet */
 };
 
@@ -260,6 +270,7 @@ struct ibv_cq_ex *sn_create_cq_ex(struct ibv_context *context, struct ibv_cq_ini
 int sn_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values);
 
 /* ---- channel.c */
+void sn_channel_wake_at(struct sn_channel *ch, uint64_t at); /* at the latest */
 void sn_channel_watch(struct sn_priv_qp *qp); /* deadlines and deaths must wake a sleeper */
 void sn_channel_notify(struct sn_ctx *ctx, const struct sn_side *side, uint32_t channel, uint32_t cq, uint32_t epoch);
 int sn_async_open(struct sn_ctx *ctx);
@@ -298,6 +309,25 @@ bool sn_drive_peer(struct sn_priv_qp *qp); /* the send queue of the QP that this
 bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
 struct sn_side sn_own_side(struct sn_priv_qp *qp);
 bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side);
+uint64_t sn_rnr_timer_ns(uint8_t code);
+
+/* ---- fault.c, fault_act.c */
+extern _Atomic uint32_t *sn_faults, sn_no_faults;
+static inline bool sn_faulty(void) /* is anything injected in this fabric? */
+{
+	return __builtin_expect(atomic_load_explicit(sn_faults, memory_order_relaxed) != 0, 0);
+}
+enum sn_fault_do { SN_FAULT_NONE, SN_FAULT_WAIT, SN_FAULT_DONE };
+int sn_fault_check_environment(void);
+int sn_fault_opened(struct sn_ctx *ctx);
+void sn_fault_closed(struct sn_ctx *ctx);
+void sn_faults_forked(void);
+bool sn_fault_port_down(struct sn_ctx *ctx);
+bool sn_fault_leave_to(const struct sn_side *r, const struct sn_side *t);
+enum ibv_wc_status sn_fault_receive(struct sn_priv_qp *qp);
+void sn_fault_wake(struct sn_seg *seg);
+bool sn_fault_kick(struct sn_ctx *ctx);
+void sn_fault_before_sleep(struct sn_channel *ch);
 
 /* ---- place.c */
 bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim *claim);
