@@ -9,7 +9,8 @@ library (benchmarks/softnic/*.c), alternately: raw, device, raw, device. Each en
 CPU of its own. Printed are medians over the rounds with the 10th and 90th percentile, the
 median of the rounds' ratios, and the target. MB are 10^6 bytes (perftest's own are 2^20).
 Absolute figures move with the machine; ratios of one run count. ``--check`` makes a missed
-target exit status 1; a program that fails always does.
+target exit status 1; a program that fails always does. ``--markdown`` puts the table into
+a page, between the two comment lines that mark its place there.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import page
 import perftest
 from rows import ROWS, VOLUME
 
@@ -87,7 +89,7 @@ class Bench:
             devices.append(self.device(row))
         values = [d / r for d, r in zip(devices, raws, strict=True)] if raws else devices
         value = statistics.median(values)
-        return {"row": row.name, "command": " ".join(row.command), "unit": row.unit,
+        return {"row": row.name, "command": row.words, "unit": row.unit,
                 "raw program": row.raw[0] if row.raw else None,
                 "raw": spread(raws), "device": spread(devices),
                 "ratio": value if raws else None, "value": value, "target": row.target,
@@ -101,22 +103,6 @@ def spread(values):
     ordered = sorted(values)
     at = lambda share: ordered[round(share * (len(ordered) - 1))]   # noqa: E731
     return {"median": statistics.median(ordered), "p10": at(0.1), "p90": at(0.9), "all": values}
-
-
-def figure(value):
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"
-
-
-def cells(result):
-    """What one line of the table shows."""
-    def both(s):
-        return ("-", "") if s is None else (figure(s["median"]), f"{figure(s['p10'])}..{figure(s['p90'])}")
-
-    sign = "<=" if result["unit"] == "usec" else ">="
-    return (result["row"], result["unit"], *both(result["raw"]), *both(result["device"]),
-            "-" if result["ratio"] is None else f"{result['ratio']:.2f}",
-            f"{sign} {result['target']:g}" + ("x" if result["raw"] else ""),
-            "pass" if result["pass"] else "MISS")
 
 
 HEAD = ("row", "unit", "raw", "p10..p90", "soft0", "p10..p90", "ratio", "target", "")
@@ -133,12 +119,13 @@ def main():
     parser.add_argument("--rows", default="", help="regular expression on the rows' names")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", help="write all figures to this file")
+    parser.add_argument("--markdown", help="put the table into this page")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
     parser.add_argument("--list", action="store_true", help="only list the rows")
     args = parser.parse_args()
     rows = [row for row in ROWS if re.search(args.rows, row.name)]
     if args.list or not rows:
-        print("\n".join(f"{row.name:30} {' '.join(row.command)}" for row in rows or ROWS))
+        print("\n".join(f"{row.name:30} {row.words}" for row in rows or ROWS))
         return 0 if rows else 2
     cpus = sorted(os.sched_getaffinity(0))[:2]
     if len(cpus) < 2:
@@ -161,12 +148,14 @@ def main():
                 broken += 1
                 print(f"{row.name:30}  ERROR {failure}", flush=True)
                 continue
-            print(line(cells(results[-1])), flush=True)
+            print(line(page.cells(results[-1])), flush=True)
     missed = sum(not r["pass"] for r in results)
     print(f"{len(results) - missed} of {len(rows)} rows pass, {missed} miss their target"
           + (f", {broken} failed" if broken else ""))
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=1) + "\n")
+    if args.markdown:
+        page.write(args.markdown, results, args.rounds, cpus)
     return 1 if broken or (args.check and missed) else 0
 
 
