@@ -136,11 +136,12 @@ SN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 	a->page_size_cap = ~(SN_PAGE - 1);
 	a->max_qp = SN_QPS - 2;
 	a->max_qp_wr = SN_MAX_WR;
-	a->device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_RC_RNR_NAK_GEN;
+	a->device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_MEM_WINDOW |
+			      IBV_DEVICE_MEM_WINDOW_TYPE_2B;
 	a->max_sge = a->max_sge_rd = SN_MAX_SGE;
 	a->max_cq = SN_CQS;
 	a->max_cqe = SN_MAX_CQE;
-	a->max_mr = SN_MRS - 1;
+	a->max_mr = a->max_mw = SN_MRS - 1; /* together */
 	a->max_pd = 1 << 24;
 	a->max_qp_rd_atom = a->max_qp_init_rd_atom = SN_MAX_RD_ATOM;
 	a->max_res_rd_atom = SN_MAX_RD_ATOM * SN_QPS;
@@ -299,6 +300,9 @@ static int compat_query_device(struct ibv_context *context, struct ibv_device_at
 const struct ibv_context_ops sn_context_ops = {
 	._compat_query_device = compat_query_device,
 	._compat_query_port = ibv_query_port,
+	.alloc_mw = sn_alloc_mw,
+	.bind_mw = sn_bind_mw,
+	.dealloc_mw = sn_dealloc_mw,
 	.poll_cq = sn_poll_cq,
 	.req_notify_cq = sn_req_notify_cq,
 	.post_srq_recv = sn_post_srq_recv,

@@ -78,6 +78,10 @@ static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
 		return IBV_WC_COMP_SWAP;
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		return IBV_WC_FETCH_ADD;
+	case IBV_WR_BIND_MW:
+		return IBV_WC_BIND_MW;
+	case IBV_WR_LOCAL_INV:
+		return IBV_WC_LOCAL_INV;
 	default:
 		return IBV_WC_SEND;
 	}
@@ -153,7 +157,7 @@ static void stage(const struct sn_side *r)
 			struct sn_sge s = w->sge[i];
 			if (!s.length)
 				continue;
-			ok = sn_mr_covers(r->seg, s.lkey, qp->pd, 0, s.addr, s.length, &mr);
+			ok = sn_mr_covers(r->seg, s.lkey, qp, 0, s.addr, s.length, &mr);
 			if (ok)
 				memcpy(to, (char *)(uintptr_t)(mr.host + (s.addr - mr.iova)), s.length);
 			to += s.length;
@@ -204,6 +208,10 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		}
 		if (state != IBV_QPS_RTS || (r->peer && qp->dest_qpn != t->qp->qpn))
 			return moved; /* SQD: later; or R was connected to somebody else meanwhile */
+		if (r->peer && is_local(w->opcode)) {
+			atomic_store(&qp->sq.wait, SN_WAIT_OWNER);
+			return moved;
+		}
 		j.ctx = ctx;
 		j.r = r;
 		j.t = t;
@@ -265,7 +273,16 @@ static bool runnable(const struct sn_side *r, const struct sn_side *t)
 		       (there == IBV_QPS_RTR || there == IBV_QPS_RTS || there == IBV_QPS_ERR) &&
 		       !(r->peer && r->peer->dead);
 	}
-	return wait == SN_WAIT_NOTHING;
+	return wait == SN_WAIT_NOTHING || (wait == SN_WAIT_OWNER && !r->peer);
+}
+
+/* What comes next R must do itself, and it may be asleep. */
+static void call_owner(struct sn_ctx *ctx, const struct sn_side *r)
+{
+	struct sn_cq *cq = sn_cq_at(r->seg, r->qp->send_cq);
+	if (r->peer && atomic_load(&r->qp->sq.wait) == SN_WAIT_OWNER && cq->channel &&
+	    atomic_exchange(&cq->armed, SN_ARM_NONE) != SN_ARM_NONE)
+		sn_channel_notify(ctx, r, cq->channel, r->qp->send_cq, cq->epoch);
 }
 
 /* R's own queue is in the hands of an executor that makes no headway: stopped, most likely. R takes
@@ -336,6 +353,7 @@ static bool drive(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_s
 		sn_unlock(ctx, &r->qp->sq.exec);
 		atomic_thread_fence(memory_order_seq_cst);
 	} while (runnable(r, t));
+	call_owner(ctx, r);
 	/* a failed QP's own sends are flushed, and its peer's have nobody to wait for any more */
 	if ((failed.t || failed.r) && t && t->qp->dest_qpn == r->qp->qpn && sn_qp_busy(t->qp))
 		drive(ctx, t, r);

@@ -125,7 +125,9 @@ static bool describe(struct sn_claim *c, int side, const struct sn_side *s, cons
 		struct sn_sge e = sge[i];
 		if (!e.length)
 			continue;
-		if (!sn_mr_covers(s->seg, e.lkey, s->qp->pd, need, e.addr, e.length, &mr))
+		if (!sn_mr_covers(s->seg, e.lkey, s->qp, need, e.addr, e.length, &mr))
+			return false;
+		if (mr.window && !sn_mr_claim(c, s, e.lkey, need, e.addr, e.length, &mr))
 			return false;
 		sn_piece_of(&p[(*n)++], s, &mr, e.addr, e.length);
 		room += e.length;
@@ -154,7 +156,7 @@ static bool help_with(struct sn_ctx *ctx, const struct sn_side *r, const struct 
 	    t->qp->dest_qpn == r->qp->qpn && atomic_load(&r->qp->state) == IBV_QPS_RTS &&
 	    can_receive(atomic_load(&t->qp->state))) {
 		struct sn_swqe *w = sn_swqe_at(r->seg, &r->qp->sq, atomic_load(&r->qp->sq.head));
-		bool send = w->opcode == IBV_WR_SEND || w->opcode == IBV_WR_SEND_WITH_IMM;
+		bool send = is_send(w->opcode);
 		bool in = is_inbound(w->opcode), to_other = (r->peer != NULL) == in;
 		struct sn_sge whole = { w->remote_addr, w->length, w->rkey };
 		struct sn_rq *rq = sn_rq_of(t->seg, t->qp);

@@ -25,11 +25,22 @@ enum verdict sn_execute(struct job *j);
 enum sn_copy_result sn_copy_together(struct job *j, const struct sn_side *other, bool write, const struct sn_piece *near,
 				     int num_near, const struct sn_piece *far, int num_far, uint64_t length);
 enum sn_fault_do sn_fault(struct job *j, uint32_t head);
+enum ibv_wc_status sn_mw_execute(struct job *j); /* mw.c */
 bool sn_side_of(struct sn_ctx *ctx, uint32_t qpn, struct sn_peer *_Atomic *cached, struct sn_side *side);
 
 static inline bool is_atomic(uint32_t opcode)
 {
 	return opcode == IBV_WR_ATOMIC_CMP_AND_SWP || opcode == IBV_WR_ATOMIC_FETCH_AND_ADD;
+}
+
+static inline bool is_send(uint32_t opcode)
+{
+	return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_SEND_WITH_INV;
+}
+
+static inline bool is_local(uint32_t opcode) /* nothing goes to T */
+{
+	return opcode == IBV_WR_BIND_MW || opcode == IBV_WR_LOCAL_INV;
 }
 
 static inline bool is_inbound(uint32_t opcode) /* the result is written into R's memory */

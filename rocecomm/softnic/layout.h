@@ -128,7 +128,8 @@ struct sn_help {
 	_Atomic uint64_t length;
 };
 
-enum sn_wait { SN_WAIT_NOTHING, SN_WAIT_PEER, SN_WAIT_RNR, SN_WAIT_FAULT };
+/* OWNER: the entry is the owner\'s alone to execute */
+enum sn_wait { SN_WAIT_NOTHING, SN_WAIT_PEER, SN_WAIT_RNR, SN_WAIT_FAULT, SN_WAIT_OWNER };
 
 struct sn_sq {
 	uint32_t size; /* a power of two */
@@ -234,6 +235,9 @@ struct sn_mr {
 	uint64_t pool_offset;
 	uint32_t pool_serial;
 	uint32_t taken, tag; /* the owner's: is the entry in use, and the last tag it had */
+	uint32_t window;     /* 0: a region; else enum ibv_mw_type, and bound while the key is set */
+	uint32_t parent;     /* of a window: the region's key */
+	uint32_t qpn;	     /* of a type 2 window: it is good for this queue pair only */
 };
 
 /* Memory that peers can map, through /proc/PID/fd: of softnic_alloc, or a file that the program mapped. */

@@ -39,7 +39,7 @@ SN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
 	return 0;
 }
 
-static int take_entry(struct sn_ctx *ctx, uint32_t *index)
+int sn_mr_take(struct sn_ctx *ctx, uint32_t *index)
 {
 	uint32_t limit = atomic_load(&ctx->seg->mr_limit);
 	for (int round = 0; round < 2; round++) {
@@ -95,7 +95,7 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 		err = ENOMEM;
 	if (!err) {
 		pthread_mutex_lock(&ctx->lock);
-		err = take_entry(ctx, &index);
+		err = sn_mr_take(ctx, &index);
 		if (!err) {
 			struct sn_mr *e = sn_mr_at(ctx->seg, index);
 			e->access = access;
@@ -147,6 +147,8 @@ SN_EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t 
 static int revoke_region(struct sn_ctx *ctx, struct sn_priv_mr *mr)
 {
 	struct sn_mr *e = sn_mr_at(ctx->seg, mr->index);
+	if (sn_mw_bound_to(ctx, mr->ibv.lkey))
+		return EBUSY;
 	atomic_store(&e->key, 0);
 	if (!sn_wait_claims(ctx, 0, mr->ibv.lkey))
 		return EBUSY;
@@ -163,6 +165,10 @@ SN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 		return 0;
 	pthread_mutex_lock(&ctx->lock);
 	err = revoke_region(ctx, mr);
+	if (!err && sn_mw_bound_to(ctx, ibv->lkey)) { /* bound just before */
+		atomic_store(&sn_mr_at(ctx->seg, mr->index)->key, ibv->lkey);
+		err = EBUSY;
+	}
 	if (!err) {
 		sn_pool_release(ctx, sn_mr_at(ctx->seg, mr->index));
 		sn_mr_at(ctx->seg, mr->index)->taken = 0;
@@ -214,9 +220,9 @@ SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, voi
 	return errno ? IBV_REREG_MR_ERR_CMD : 0;
 }
 
-/* Is [addr, addr + length) inside the region that `key` names, in protection domain `pd`, with
- * the rights `need`? Copies the entry, since it may change once the claim ends. */
-bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, uint64_t addr, uint64_t length,
+/* Is [addr, addr + length) inside the region or window that `key` names, in the protection domain of
+ * `qp`, with the rights `need`? Copies the entry, since it may change once the claim ends. */
+bool sn_mr_covers(struct sn_seg *seg, uint32_t key, const struct sn_qp *qp, uint32_t need, uint64_t addr, uint64_t length,
 		  struct sn_mr *copy)
 {
 	uint32_t index = key >> 16;
@@ -233,9 +239,27 @@ bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, 
 	copy->host = e->host;
 	copy->pool_offset = e->pool_offset;
 	copy->pool_serial = e->pool_serial;
+	copy->window = e->window;
+	copy->parent = e->parent;
+	copy->qpn = e->qpn;
 	atomic_thread_fence(memory_order_acquire);
 	if (atomic_load_explicit(&e->key, memory_order_relaxed) != key)
 		return false;
-	return copy->pd == pd && (copy->access & need) == need && addr >= copy->iova &&
+	if (copy->window && (!(need & REMOTE) || (copy->window == IBV_MW_TYPE_2 && copy->qpn != qp->qpn)))
+		return false; /* no local key; and a type 2 window is of its queue pair */
+	return copy->pd == qp->pd && (copy->access & need) == need && addr >= copy->iova &&
 	       addr - copy->iova <= copy->length && length <= copy->length - (addr - copy->iova);
+}
+
+/* The same for a remote key, claimed first. Who is inside a window is inside its region. */
+bool sn_mr_claim(struct sn_claim *claim, const struct sn_side *t, uint32_t key, uint32_t need, uint64_t addr,
+		 uint64_t length, struct sn_mr *copy)
+{
+	sn_claim_key(claim, 1, key);
+	if (!sn_mr_covers(t->seg, key, t->qp, need, addr, length, copy))
+		return false;
+	if (!copy->window)
+		return true;
+	sn_claim_key(claim, 1, copy->parent);
+	return sn_mr_covers(t->seg, key, t->qp, need, addr, length, copy);
 }

@@ -377,6 +377,7 @@ SN_EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	pthread_mutex_unlock(&ctx->lock);
 	if (err)
 		return err;
+	sn_mw_qp_gone(ctx, ibv->qp_num);
 	sn_drive_peer(priv); /* what it still sends has nobody to wait for */
 	pthread_mutex_lock(&ibv->mutex);
 	while (ibv->events_completed != priv->async_seen)

@@ -129,6 +129,23 @@ static void wr_atomic_fetch_add(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t ad
 	begin_atomic(ex, IBV_WR_ATOMIC_FETCH_AND_ADD, rkey, addr, add, 0);
 }
 
+static void wr_send_inv(struct ibv_qp_ex *ex, uint32_t rkey)
+{
+	begin_send(ex, IBV_WR_SEND_WITH_INV, rkey);
+}
+
+static void wr_local_inv(struct ibv_qp_ex *ex, uint32_t rkey)
+{
+	begin_send(ex, IBV_WR_LOCAL_INV, rkey);
+}
+
+static void wr_bind_mw(struct ibv_qp_ex *ex, struct ibv_mw *mw, uint32_t rkey, const struct ibv_mw_bind_info *info)
+{
+	struct sn_swqe *w = begin(ex, IBV_WR_BIND_MW);
+	if (w)
+		sn_mw_describe(w, mw, rkey, info);
+}
+
 /* ---- what they carry ---------------------------------------------------------------------- */
 
 static void add_length(struct sn_swqe *w, uint64_t length)
@@ -237,6 +254,9 @@ static const struct {
 	{ IBV_QP_EX_WITH_RDMA_READ, IBV_WR_RDMA_READ },
 	{ IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_CMP_AND_SWP },
 	{ IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, IBV_WR_ATOMIC_FETCH_AND_ADD },
+	{ IBV_QP_EX_WITH_SEND_WITH_INV, IBV_WR_SEND_WITH_INV },
+	{ IBV_QP_EX_WITH_BIND_MW, IBV_WR_BIND_MW },
+	{ IBV_QP_EX_WITH_LOCAL_INV, IBV_WR_LOCAL_INV },
 };
 
 /* Every operation that is asked for has a function behind it, and fits the type of the QP. */
@@ -263,6 +283,9 @@ static void fill_functions(struct ibv_qp_ex *ex)
 	ex->wr_rdma_read = wr_rdma_read;
 	ex->wr_atomic_cmp_swp = wr_atomic_cmp_swp;
 	ex->wr_atomic_fetch_add = wr_atomic_fetch_add;
+	ex->wr_send_inv = wr_send_inv;
+	ex->wr_bind_mw = wr_bind_mw;
+	ex->wr_local_inv = wr_local_inv;
 	ex->wr_set_sge = wr_set_sge;
 	ex->wr_set_sge_list = wr_set_sge_list;
 	ex->wr_set_inline_data = wr_set_inline_data;

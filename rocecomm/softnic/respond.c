@@ -28,7 +28,7 @@ static enum ibv_wc_status gather(struct job *j)
 			struct sn_mr mr;
 			if (!s.length)
 				continue;
-			if (!sn_mr_covers(j->r->seg, s.lkey, qp->pd, need, s.addr, s.length, &mr))
+			if (!sn_mr_covers(j->r->seg, s.lkey, qp, need, s.addr, s.length, &mr))
 				return IBV_WC_LOC_PROT_ERR;
 			if (!w->staged)
 				sn_piece_of(&j->near[j->num_near++], j->r, &mr, s.addr, s.length);
@@ -163,7 +163,7 @@ static int complete_receive(struct job *j, uint32_t item, enum ibv_wc_status sta
 	struct sn_qp *qp = j->t->qp;
 	struct sn_swqe *w = j->w;
 	bool write = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-	bool imm = write || w->opcode == IBV_WR_SEND_WITH_IMM;
+	bool imm = write || w->opcode == IBV_WR_SEND_WITH_IMM, inv = w->opcode == IBV_WR_SEND_WITH_INV;
 	struct sn_rwqe *rw = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, qp), item);
 	struct sn_cqe e = {
 		.wr_id = rw->wr_id,
@@ -171,9 +171,9 @@ static int complete_receive(struct job *j, uint32_t item, enum ibv_wc_status sta
 		.qpn = qp->qpn,
 		.epoch = atomic_load_explicit(&qp->epoch, memory_order_relaxed),
 		.byte_len = length,
-		.imm = imm ? w->imm : 0,
+		.imm = imm || inv ? w->imm : 0,
 		.src_qp = j->r->qp->qpn,
-		.wc_flags = (uint16_t)((imm ? IBV_WC_WITH_IMM : 0) | (qp->type == IBV_QPT_UD ? IBV_WC_GRH : 0)),
+		.wc_flags = (uint16_t)((imm ? IBV_WC_WITH_IMM : inv ? IBV_WC_WITH_INV : 0) | (qp->type == IBV_QPT_UD ? IBV_WC_GRH : 0)),
 		.status = (uint8_t)status,
 		.opcode = write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
 		.entry = item,
@@ -204,7 +204,7 @@ static enum ibv_wc_status scatter(struct job *j, struct sn_rwqe *rw, uint64_t le
 		if (!s.length)
 			continue;
 		/* the whole element is checked, not only the part that this message fills */
-		if (!sn_mr_covers(j->t->seg, s.lkey, j->t->qp->pd, IBV_ACCESS_LOCAL_WRITE, s.addr, s.length, &mr))
+		if (!sn_mr_covers(j->t->seg, s.lkey, j->t->qp, IBV_ACCESS_LOCAL_WRITE, s.addr, s.length, &mr))
 			return IBV_WC_LOC_PROT_ERR;
 		uint64_t len = s.length < left ? s.length : left;
 		sn_piece_of(&far[(*num_far)++], j->t, &mr, s.addr, len);
@@ -269,6 +269,10 @@ static enum verdict do_send(struct job *j)
 			return refuse(j, j->status, IBV_EVENT_COMM_EST);
 		}
 	}
+	if (j->w->opcode == IBV_WR_SEND_WITH_INV && !sn_mw_invalidate_remote(j->t, j->w->imm)) {
+		complete_receive(j, item, IBV_WC_REM_INV_REQ_ERR, 0, 0);
+		return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_ACCESS_ERR);
+	}
 	if (complete_receive(j, item, IBV_WC_SUCCESS, j->w->length, kind))
 		return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL);
 	return DONE;
@@ -285,8 +289,7 @@ static enum verdict check_remote(struct job *j, uint32_t right, struct sn_piece 
 		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
 	if (!w->length)
 		return DONE; /* nothing is touched, so no key is looked at */
-	sn_claim_key(j->claim, 1, w->rkey);
-	if (!sn_mr_covers(j->t->seg, w->rkey, j->t->qp->pd, right, w->remote_addr, w->length, &mr))
+	if (!sn_mr_claim(j->claim, j->t, w->rkey, right, w->remote_addr, w->length, &mr))
 		return refuse(j, IBV_WC_REM_ACCESS_ERR, IBV_EVENT_QP_ACCESS_ERR);
 	sn_piece_of(far, j->t, &mr, w->remote_addr, w->length);
 	return DONE;
@@ -383,6 +386,10 @@ static enum verdict do_datagram(struct job *j)
 enum verdict sn_execute(struct job *j)
 {
 	enum verdict v;
+	if (is_local(j->w->opcode)) {
+		j->status = sn_mw_execute(j);
+		return DONE;
+	}
 	j->status = gather(j);
 	if (j->status != IBV_WC_SUCCESS)
 		return DONE;
@@ -393,6 +400,7 @@ enum verdict sn_execute(struct job *j)
 		switch (j->w->opcode) {
 		case IBV_WR_SEND:
 		case IBV_WR_SEND_WITH_IMM:
+		case IBV_WR_SEND_WITH_INV:
 			v = do_send(j);
 			break;
 		case IBV_WR_RDMA_WRITE:

@@ -13,6 +13,9 @@ bool sn_sq_takes(uint32_t type, uint32_t opcode)
 		return true;
 	case IBV_WR_RDMA_WRITE:
 	case IBV_WR_RDMA_WRITE_WITH_IMM:
+	case IBV_WR_SEND_WITH_INV:
+	case IBV_WR_BIND_MW:
+	case IBV_WR_LOCAL_INV:
 		return type != IBV_QPT_UD;
 	case IBV_WR_RDMA_READ:
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
@@ -25,8 +28,8 @@ bool sn_sq_takes(uint32_t type, uint32_t opcode)
 
 bool sn_sq_inlines(uint32_t opcode) /* may the entry carry its payload? */
 {
-	return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_RDMA_WRITE ||
-	       opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	return opcode == IBV_WR_SEND || opcode == IBV_WR_SEND_WITH_IMM || opcode == IBV_WR_SEND_WITH_INV ||
+	       opcode == IBV_WR_RDMA_WRITE || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
 /* A key with the highest bit set stands for the QP's own. */
@@ -69,6 +72,11 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 	case IBV_WR_RDMA_READ:
 		w->remote_addr = wr->wr.rdma.remote_addr;
 		w->rkey = wr->wr.rdma.rkey;
+		break;
+	case IBV_WR_BIND_MW:
+		if (!wr->bind_mw.mw || wr->num_sge)
+			return EINVAL;
+		sn_mw_describe(w, wr->bind_mw.mw, wr->bind_mw.rkey, &wr->bind_mw.bind_info);
 		break;
 	default:
 		if (qp->type == IBV_QPT_UD) {

@@ -166,6 +166,8 @@ struct sn_ctx {
 	struct sn_peer *peers[SN_SLOTS];
 	uint32_t next_qp, next_cq, next_srq, next_pd, next_mr, next_channel, next_pool;
 	uint32_t key_start; /* where the tags of memory keys begin */
+	_Atomic int windows;	      /* memory windows alive */
+	_Atomic uint32_t window_lock; /* who binds or invalidates one */
 	_Atomic int objects; /* PDs, channels and CQs alive; and 1 while it is open */
 	_Atomic uint32_t pool_lock; /* of pool[] and the pools of the segment */
 	struct sn_memory *pool[SN_POOLS];
@@ -231,8 +233,20 @@ char *sn_peer_pool(struct sn_peer *peer, const struct sn_mr *mr, uint64_t offset
 void sn_peers_free(struct sn_ctx *ctx);
 
 /* ---- mr.c */
-bool sn_mr_covers(struct sn_seg *seg, uint32_t key, uint32_t pd, uint32_t need, uint64_t addr, uint64_t length,
-		  struct sn_mr *copy);
+int sn_mr_take(struct sn_ctx *ctx, uint32_t *index); /* an entry of the table; with ctx->lock held */
+bool sn_mr_covers(struct sn_seg *seg, uint32_t key, const struct sn_qp *qp, uint32_t need, uint64_t addr,
+		  uint64_t length, struct sn_mr *copy);
+bool sn_mr_claim(struct sn_claim *claim, const struct sn_side *t, uint32_t key, uint32_t need, uint64_t addr,
+		 uint64_t length, struct sn_mr *copy);
+
+/* ---- mw.c */
+struct ibv_mw *sn_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int sn_dealloc_mw(struct ibv_mw *mw);
+int sn_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+void sn_mw_describe(struct sn_swqe *w, const struct ibv_mw *mw, uint32_t rkey, const struct ibv_mw_bind_info *info);
+bool sn_mw_invalidate_remote(const struct sn_side *t, uint32_t key);
+bool sn_mw_bound_to(struct sn_ctx *ctx, uint32_t lkey);
+void sn_mw_qp_gone(struct sn_ctx *ctx, uint32_t qpn);
 
 /* ---- vma.c */
 struct sn_vma {
