@@ -322,6 +322,23 @@ void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn)
 	sn_unlock(ctx, &c->lock);
 }
 
+/* Does a CQ of this context hold the completion of that posting of a receive entry, not polled yet? */
+bool sn_cq_has_receive(struct sn_ctx *ctx, uint32_t index, uint32_t qpn, uint32_t entry, uint32_t serial)
+{
+	struct sn_cq *c = sn_cq_at(ctx->seg, index);
+	bool found = false;
+	if (!sn_lock(ctx, &c->lock))
+		return false; /* then there may be two, and the second is dropped when it is polled */
+	struct sn_cqe *ring = sn_at(ctx->seg, c->ring);
+	uint32_t tail = repaired_tail(ctx->seg, c);
+	for (uint32_t i = atomic_load(&c->head); i != tail && !found; i++) {
+		const struct sn_cqe *e = &ring[i & (c->size - 1)];
+		found = e->kind & SN_CQE_RECV && e->qpn == qpn && e->entry == entry && e->serial == serial;
+	}
+	sn_unlock(ctx, &c->lock);
+	return found;
+}
+
 /* With the poll lock held: up to n completions. */
 int sn_cq_take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *wc)
 {

@@ -287,9 +287,8 @@ static void call_owner(struct sn_ctx *ctx, const struct sn_side *r)
 
 /* R's own queue is in the hands of an executor that makes no headway: stopped, most likely. R takes
  * it back, gives up the connection, and what the executor still touches stays under its claim. */
-static bool take_back(struct sn_ctx *ctx, const struct sn_side *r, sn_id holder)
+static bool take_back(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_side *r, sn_id holder)
 {
-	struct sn_priv_qp *own = r->peer ? NULL : ctx->qps[r->qp->qpn & (SN_QPS - 1)];
 	uint32_t zero = 0;
 	bool taken = false;
 
@@ -316,11 +315,11 @@ static bool take_back(struct sn_ctx *ctx, const struct sn_side *r, sn_id holder)
 	return true;
 }
 
-static bool lock_exec(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
+/* `own`: the QP whose owner this is, who alone may take its queue back. */
+static bool lock_exec(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_side *r, const struct sn_side *t)
 {
 	struct sn_lock *l = &r->qp->sq.exec;
 	if (sn_try_lock(ctx, l)) {
-		struct sn_priv_qp *own = r->peer ? NULL : ctx->qps[r->qp->qpn & (SN_QPS - 1)];
 		if (own && atomic_load_explicit(&own->stuck_since, memory_order_relaxed))
 			atomic_store_explicit(&own->stuck_since, 0, memory_order_relaxed); /* nobody is stuck */
 		return true;
@@ -331,10 +330,10 @@ static bool lock_exec(struct sn_ctx *ctx, const struct sn_side *r, const struct 
 	if (other && other->peer && holder == other->peer->id && sn_peer_dead(other->peer, sn_now()) &&
 	    atomic_compare_exchange_strong(&l->owner, &holder, ctx->id))
 		return true;
-	return take_back(ctx, r, holder);
+	return take_back(ctx, own, r, holder);
 }
 
-static bool drive(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
+static bool drive(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_side *r, const struct sn_side *t)
 {
 	struct failed failed = { false, false };
 	bool moved = false;
@@ -347,7 +346,7 @@ static bool drive(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_s
 	 * looks for it after it has let go */
 	atomic_thread_fence(memory_order_seq_cst);
 	do {
-		if (!lock_exec(ctx, r, t))
+		if (!lock_exec(ctx, own, r, t))
 			break; /* whoever holds it looks again after giving it up */
 		moved |= run(ctx, r, t, &failed);
 		sn_unlock(ctx, &r->qp->sq.exec);
@@ -356,7 +355,7 @@ static bool drive(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_s
 	call_owner(ctx, r);
 	/* a failed QP's own sends are flushed, and its peer's have nobody to wait for any more */
 	if ((failed.t || failed.r) && t && t->qp->dest_qpn == r->qp->qpn && sn_qp_busy(t->qp))
-		drive(ctx, t, r);
+		drive(ctx, NULL, t, r);
 	return moved;
 }
 
@@ -364,7 +363,7 @@ bool sn_drive(struct sn_priv_qp *qp)
 {
 	struct sn_side r = sn_own_side(qp), t;
 	bool connected = qp->qp->type != IBV_QPT_UD && sn_peer_side(qp, &t);
-	return drive(qp->ctx, &r, connected ? &t : NULL);
+	return drive(qp->ctx, qp, &r, connected ? &t : NULL);
 }
 
 bool sn_drive_peer(struct sn_priv_qp *qp)
@@ -374,5 +373,5 @@ bool sn_drive_peer(struct sn_priv_qp *qp)
 	    (peer.peer && sn_peer_dead(peer.peer, sn_now_coarse())) || peer.qp->dest_qpn != qp->qp->qpn ||
 	    peer.qp->type != qp->qp->type || !sn_qp_busy(peer.qp))
 		return false;
-	return drive(qp->ctx, &peer, &own);
+	return drive(qp->ctx, NULL, &peer, &own);
 }

@@ -68,13 +68,13 @@ struct sn_sge {
 enum sn_rwqe_state { SN_RWQE_FREE, SN_RWQE_POSTED, SN_RWQE_TAKEN, SN_RWQE_LAZY, SN_RWQE_PLACED };
 
 struct sn_rwqe {
-	uint64_t wr_id;
+	_Atomic uint64_t wr_id;
 	_Atomic uint32_t state;
-	uint32_t qp;	   /* index of T's QP that took it */
+	_Atomic uint32_t qp;	   /* index of T's QP that took it, written before the state */
 	uint32_t lazy_len; /* bytes that wait in `small` */
 	uint32_t num_sge;
 	_Atomic sn_id mover; /* who copies `small` into place: a lock */
-	uint32_t serial;     /* of the posting: a completion of an earlier one is a duplicate */
+	_Atomic uint32_t serial; /* of the posting: a completion of an earlier one is a duplicate */
 	SN_ALIGNED uint8_t small[SN_SMALL];
 	struct sn_sge sge[]; /* max_sge of the queue */
 };
@@ -154,15 +154,16 @@ struct sn_sq {
 struct sn_qp {
 	_Atomic uint32_t state; /* enum ibv_qp_state or SN_QP_FREE */
 	_Atomic uint32_t epoch; /* changes at every RESET and destroy; older completions are void */
-	uint32_t qpn;
-	uint32_t type;
+	uint32_t qpn; /* of this place in the table, once and for all */
+	_Atomic uint32_t type;
 	uint32_t pd;
 	_Atomic uint32_t access;
 	uint32_t send_cq, recv_cq;
-	int32_t srq;
-	uint32_t dest_qpn;
-	uint32_t qkey;
-	uint8_t timeout, retry_cnt, rnr_retry, min_rnr_timer;
+	_Atomic int32_t srq;
+	_Atomic uint32_t dest_qpn; /* the other end looks at what modify_qp may be changing */
+	_Atomic uint32_t qkey;
+	_Atomic uint8_t min_rnr_timer;
+	uint8_t timeout, retry_cnt, rnr_retry;
 	uint8_t max_rd_atomic, max_dest_rd_atomic, sq_sig_all, path_mtu;
 	SN_ALIGNED struct sn_sq sq;
 	SN_ALIGNED struct sn_rq rq;

@@ -80,6 +80,10 @@ static int place_in_table(struct sn_ctx *ctx, struct sn_priv_qp *priv)
 	    (err = sn_heap_get(ctx, len, &at)))
 		return err;
 	struct sn_qp *qp = priv->qp = sn_qp_at(ctx->seg, i);
+	if (!sn_lock(ctx, &qp->sq.exec)) { /* the peer of the one that was here before may look in once more */
+		sn_heap_put(ctx, at, len);
+		return EBUSY;
+	}
 	priv->index = i;
 	priv->heap = at;
 	priv->heap_len = len;
@@ -87,7 +91,8 @@ static int place_in_table(struct sn_ctx *ctx, struct sn_priv_qp *priv)
 
 	const struct ibv_qp_init_attr *a = &priv->init;
 	atomic_store(&qp->state, IBV_QPS_RESET);
-	qp->qpn = (ctx->id & (SN_SLOTS - 1)) << SN_SLOT_BITS | i;
+	if (!qp->qpn)
+		qp->qpn = (ctx->id & (SN_SLOTS - 1)) << SN_SLOT_BITS | i;
 	qp->type = a->qp_type;
 	qp->pd = priv->ibv.pd->handle;
 	qp->send_cq = priv_cq(a->send_cq)->index;
@@ -106,10 +111,11 @@ static int place_in_table(struct sn_ctx *ctx, struct sn_priv_qp *priv)
 	if ((err = empty_queues(priv))) {
 		atomic_store(&qp->state, SN_QP_FREE);
 		sn_heap_put(ctx, at, len);
-		return err;
+	} else {
+		ctx->qps[i] = priv;
 	}
-	ctx->qps[i] = priv;
-	return 0;
+	sn_unlock(ctx, &qp->sq.exec);
+	return err;
 }
 
 static void enlist(struct sn_priv_qp *priv)

@@ -139,8 +139,8 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 	}
 	*item = ((uint32_t *)sn_at(seg, rq->ring))[head & (rq->size - 1)];
 	struct sn_rwqe *w = sn_rwqe_at(seg, rq, *item);
-	w->qp = index;
-	atomic_store_explicit(&w->state, SN_RWQE_TAKEN, memory_order_relaxed);
+	atomic_store_explicit(&w->qp, index, memory_order_relaxed);
+	atomic_store_explicit(&w->state, SN_RWQE_TAKEN, memory_order_release);
 	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
 	if (qp->srq >= 0) {
 		struct sn_srq *srq = sn_srq_at(seg, qp->srq);

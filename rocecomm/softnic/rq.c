@@ -79,8 +79,9 @@ static int fill(struct sn_seg *seg, struct sn_rq *rq, struct sn_free_list *free,
 	if (!rq->size || !sn_free_list_get(free, item))
 		return ENOMEM;
 	w = sn_rwqe_at(seg, rq, *item);
-	w->serial++;
-	w->wr_id = wr->wr_id;
+	/* in this order: flush_taken() may be looking at the entry's earlier life */
+	atomic_store_explicit(&w->serial, atomic_load_explicit(&w->serial, memory_order_relaxed) + 1, memory_order_relaxed);
+	atomic_store_explicit(&w->wr_id, wr->wr_id, memory_order_release);
 	w->num_sge = (uint32_t)wr->num_sge;
 	w->lazy_len = 0;
 	for (int i = 0; i < wr->num_sge; i++)
@@ -97,13 +98,12 @@ static void append(struct sn_seg *seg, struct sn_rq *rq, uint32_t item)
 	atomic_store_explicit(&rq->tail, tail + 1, memory_order_release);
 }
 
-static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t item)
+static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t item, uint64_t wr_id, uint32_t serial)
 {
 	struct sn_qp *qp = side->qp;
-	struct sn_rwqe *w = sn_rwqe_at(side->seg, sn_rq_of(side->seg, qp), item);
 	struct sn_cqe e = {
-		.wr_id = w->wr_id,
-		.serial = w->serial,
+		.wr_id = wr_id,
+		.serial = serial,
 		.qpn = qp->qpn,
 		.epoch = atomic_load(&qp->epoch),
 		.status = IBV_WC_WR_FLUSH_ERR,
@@ -131,23 +131,29 @@ void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
 	uint32_t head = atomic_load(&qp->rq.head), tail = atomic_load(&qp->rq.tail);
 	while (head != tail && atomic_load(&qp->state) == IBV_QPS_ERR) {
 		uint32_t item = ring[head & (qp->rq.size - 1)];
+		struct sn_rwqe *w = sn_rwqe_at(side->seg, &qp->rq, item);
 		atomic_store(&qp->rq.head, ++head);
-		flush_one(ctx, side, item);
+		flush_one(ctx, side, item, w->wr_id, w->serial);
 	}
 	sn_unlock(ctx, &qp->rq.lock);
 }
 
 /* Receives of this context's QP that a sender took and will never complete: it died with them, or
- * nobody is inside any more. They are flushed; should their completion exist all the same, the
- * second of the two is dropped at the poll. */
+ * nobody is inside any more. They are flushed; most entries that look so have their completion in the
+ * queue, not polled yet. Another thread may poll one meanwhile and post the entry anew: then its serial
+ * has changed, and a flush with the old one would be dropped at the poll. */
 void sn_rq_flush_taken(struct sn_priv_qp *priv)
 {
 	struct sn_side own = sn_own_side(priv);
 	struct sn_rq *rq = sn_rq_of(own.seg, own.qp);
 	for (uint32_t i = 0; i < rq->size; i++) {
 		struct sn_rwqe *w = sn_rwqe_at(own.seg, rq, i);
-		if (w->qp == priv->index && atomic_load(&w->state) == SN_RWQE_TAKEN)
-			flush_one(priv->ctx, &own, i);
+		uint32_t serial = atomic_load(&w->serial);
+		uint64_t wr_id = atomic_load(&w->wr_id);
+		if (atomic_load(&w->state) == SN_RWQE_TAKEN && w->qp == priv->index &&
+		    !sn_cq_has_receive(priv->ctx, own.qp->recv_cq, own.qp->qpn, i, serial) &&
+		    atomic_load(&w->state) == SN_RWQE_TAKEN && atomic_load(&w->serial) == serial)
+			flush_one(priv->ctx, &own, i, wr_id, serial);
 	}
 }
 
@@ -161,7 +167,7 @@ void sn_srq_reclaim(struct sn_priv_qp *priv)
 	for (uint32_t i = 0; i < rq->size; i++) {
 		struct sn_rwqe *w = sn_rwqe_at(priv->ctx->seg, rq, i);
 		uint32_t state = atomic_load(&w->state);
-		if (w->qp == priv->index && state != SN_RWQE_FREE && state != SN_RWQE_POSTED &&
+		if (state != SN_RWQE_FREE && state != SN_RWQE_POSTED && w->qp == priv->index &&
 		    atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
 			sn_free_list_put(&srq->free, i);
 	}
@@ -191,7 +197,7 @@ int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
 			break;
 		}
 		if (atomic_load(&qp->state) == IBV_QPS_ERR) {
-			flush_one(ctx, &side, item);
+			flush_one(ctx, &side, item, wr->wr_id, sn_rwqe_at(ctx->seg, &qp->rq, item)->serial);
 		} else {
 			append(ctx->seg, &qp->rq, item);
 			if (atomic_load_explicit(&qp->rq.waiting, memory_order_relaxed)) {

@@ -278,6 +278,7 @@ int sn_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int sn_req_notify_cq(struct ibv_cq *cq, int solicited_only);
 bool sn_cq_kick(struct sn_priv_cq *cq);
 void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn);
+bool sn_cq_has_receive(struct sn_ctx *ctx, uint32_t cq, uint32_t qpn, uint32_t entry, uint32_t serial);
 
 /* ---- cq_ex.c */
 struct ibv_cq_ex *sn_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);
