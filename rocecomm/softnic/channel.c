@@ -265,8 +265,10 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 	for (bool slept = false;; slept = true) {
 		struct epoll_event e[8];
 		bool kick = false;
-		if (read_event(ch, cq, cq_context))
+		if (read_event(ch, cq, cq_context)) {
+			sn_stage_look(ch->ctx);
 			return 0;
+		}
 		int flags = fcntl(ibv->fd, F_GETFL);
 		bool block = flags >= 0 && !(flags & O_NONBLOCK);
 		int n = epoll_wait(ibv->fd, e, 8, block ? -1 : 0);
@@ -287,6 +289,7 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 		}
 		if (kick)
 			kick_all(ch);
+		sn_stage_look(ch->ctx);
 		if (read_event(ch, cq, cq_context) || (kick && spurious_event(ch, cq, cq_context)))
 			return 0;
 		if (!block && (n == 0 || slept)) {

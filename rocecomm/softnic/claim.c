@@ -133,5 +133,6 @@ bool sn_wait_claims(struct sn_ctx *ctx, uint32_t qpn, uint32_t key)
 			if (!wait_slot(ctx, w * 64 + (uint32_t)__builtin_ctzll(users), qpn, key))
 				return false;
 	}
+	sn_stage_settle(ctx);
 	return true;
 }

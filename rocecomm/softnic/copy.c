@@ -5,15 +5,15 @@
 
 #include "softnic.h"
 
-#define BATCH 64
-
 /* Where `addr` of region `mr` of a side lies as seen from this process. */
 void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn_mr *mr, uint64_t addr, uint64_t length)
 {
 	uint64_t offset = addr - mr->iova;
 	p->addr = mr->host + offset;
 	p->len = length;
-	if (!side->peer || side->peer->local)
+	if (sn_staged(side) && sn_stage_mode() == SN_STAGE_ALWAYS)
+		p->ptr = NULL;
+	else if (!side->peer || side->peer->local)
 		p->ptr = (char *)(uintptr_t)p->addr;
 	else
 		p->ptr = mr->pool ? sn_peer_pool(side->peer, mr, offset, length) : NULL;
@@ -41,10 +41,11 @@ static void copy_mapped(bool write, const struct sn_piece *local, const struct s
 	}
 }
 
-static int fill(struct iovec *iov, const struct sn_piece *p, int num, uint64_t skip, uint64_t length, bool here)
+/* `length` bytes from `skip` on of these pieces, as seen from here or in their owner. */
+int sn_iovec(struct iovec *iov, const struct sn_piece *p, int num, uint64_t skip, uint64_t length, bool here)
 {
 	int n = 0;
-	for (int i = 0; i < num && n < BATCH && length; i++) {
+	for (int i = 0; i < num && n < SN_IOVECS && length; i++) {
 		if (skip >= p[i].len) {
 			skip -= p[i].len;
 			continue;
@@ -64,18 +65,19 @@ enum sn_copy_result sn_copy(struct sn_ctx *ctx, const struct sn_side *other, boo
 {
 	int pid = other->seg->pid;
 	bool mapped = true;
-	(void)ctx;
 	for (int i = 0; i < num_far; i++)
 		mapped &= far[i].ptr != NULL || !far[i].len;
 	if (mapped) {
 		copy_mapped(write, local, far, length);
 		return SN_COPY_OK;
 	}
+	if (sn_staged(other))
+		return sn_stage_copy(ctx, other, write, local, num_local, far, num_far, length);
 	for (uint64_t done = 0; done < length;) {
-		struct iovec here[BATCH], there[BATCH];
+		struct iovec here[SN_IOVECS], there[SN_IOVECS];
 		uint64_t part = length - done < (1ULL << 30) ? length - done : 1ULL << 30;
-		int h = fill(here, local, num_local, done, part, true);
-		int t = fill(there, far, num_far, done, part, false);
+		int h = sn_iovec(here, local, num_local, done, part, true);
+		int t = sn_iovec(there, far, num_far, done, part, false);
 		ssize_t n = write ? process_vm_writev(pid, here, (unsigned long)h, there, (unsigned long)t, 0)
 				  : process_vm_readv(pid, here, (unsigned long)h, there, (unsigned long)t, 0);
 		if (n > 0)
@@ -96,6 +98,8 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 	enum sn_copy_result r = SN_COPY_OK;
 	uint64_t value;
 
+	if (!where->ptr && sn_staged(t))
+		return sn_stage_atomic(ctx, t, where->addr, opcode, compare_add, swap, old);
 	if (!sn_lock(ctx, &t->seg->atomics))
 		return SN_COPY_DEAD;
 	if (where->ptr && (uintptr_t)where->ptr % 8 == 0) {

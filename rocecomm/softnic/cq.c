@@ -265,6 +265,8 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 	bool valid = priv && atomic_load_explicit(&qp->epoch, memory_order_relaxed) == e->epoch;
 
 	wc->status = e->status;
+	if (e->status != IBV_WC_SUCCESS)
+		sn_stage_settle(ctx); /* the program may use the memory again */
 	if (e->kind & SN_CQE_RECV) {
 		bool kept = false; /* a stopped sender still has its hands on the entry */
 		if (valid && e->kind & SN_CQE_LAZY && place_now(ctx, cq, qp, e, wc, &kept) == LATER)
@@ -375,8 +377,10 @@ bool sn_cq_was_empty(struct sn_priv_cq *cq)
 		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
 		return true;
 	}
-	if (empty >= YIELD_AFTER)
+	if (empty >= YIELD_AFTER) {
+		sn_stage_look(ctx);
 		sched_yield();
+	}
 	return false;
 }
 
@@ -413,6 +417,7 @@ int sn_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 	if (sn_foreign(ctx))
 		return EPERM;
+	sn_stage_look(ctx);
 	was = atomic_load(&cq->cq->armed);
 	while (was != SN_ARM_NEXT && !atomic_compare_exchange_weak(&cq->cq->armed, &was, want))
 		; /* "next" is the wider request and stays */

@@ -407,6 +407,7 @@ SN_EXPORT int ibv_close_device(struct ibv_context *context)
 	if (atomic_load(&ctx->objects) > 1 && !abandon(ctx))
 		return EBUSY; /* a peer is stopped with its hands on our memory */
 	sn_fabric_leave(ctx);
+	sn_stage_stop(ctx);
 	/* As with the kernel's devices, closing ends what the program left open; its handles may still
 	 * be passed to destroy verbs. */
 	sn_object_gone(ctx);

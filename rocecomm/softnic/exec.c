@@ -267,6 +267,8 @@ static bool runnable(const struct sn_side *r, const struct sn_side *t)
 		struct sn_rq *rq = sn_rq_of(t->seg, t->qp);
 		return atomic_load(&rq->head) != atomic_load(&rq->tail);
 	}
+	if (wait == SN_WAIT_PEER && t && ((sn_staged(t) && !atomic_load(&t->seg->staging)) || (sn_staged(r) && !atomic_load(&r->seg->staging))))
+		return false;
 	if (wait == SN_WAIT_PEER && t) { /* it may have come up, or gone, just now */
 		uint32_t there = atomic_load(&t->qp->state);
 		return t->qp->dest_qpn == r->qp->qpn && r->qp->dest_qpn == t->qp->qpn && t->qp->type == r->qp->type &&

@@ -353,6 +353,8 @@ __attribute__((destructor)) static void at_exit(void)
 		next = c->next;
 		if (c->pid == sn_pid && fabric_pid == sn_pid && fabric_fd >= 0)
 			leave(c, enter() == 0);
+		if (c->pid == sn_pid)
+			sn_stage_stop(c);
 	}
 	pthread_mutex_unlock(&door);
 }

@@ -148,7 +148,7 @@ static bool help_with(struct sn_ctx *ctx, const struct sn_side *r, const struct 
 	uint64_t ticket = atomic_load(&h->ticket);
 	uint32_t serial = (uint32_t)(ticket >> 32);
 
-	if (!serial || (uint32_t)ticket >= h->chunks)
+	if (!serial || (uint32_t)ticket >= h->chunks || sn_staged(other)) /* one who cannot reach it is no help */
 		return false;
 	struct sn_claim *c = sn_claim_begin(ctx, r, t);
 	/* after the claim, as its executor did: whoever changes a state waits for the claims it finds */

@@ -265,6 +265,36 @@ struct sn_claim {
 #define SN_FAULTS_PORT 2u /* the port is down */
 #define SN_FAULTS_SHUN 4u /* somebody is dead for this context */
 
+/* Memory through which bytes travel where the system refuses process_vm: see staging.c. A slot is
+ * one executor's at a time; it has two halves, each with a chunk of memory behind it. */
+#define SN_STAGE_SLOTS 4u
+#define SN_STAGE_CHUNK (128u << 10)
+#define SN_STAGE_CHUNK_LEAST (8u << 10)
+#define SN_STAGE_PIECES (SN_MAX_SGE + 1)
+
+enum sn_stage_state { SN_STAGE_FREE, SN_STAGE_ASKED, SN_STAGE_BUSY, SN_STAGE_DONE, SN_STAGE_FAULT };
+enum sn_stage_kind { SN_STAGE_STORE, SN_STAGE_FETCH, SN_STAGE_ADD, SN_STAGE_SWAP };
+
+struct sn_stage_half {
+	SN_ALIGNED _Atomic uint32_t state; /* a futex */
+	_Atomic uint32_t watched;	   /* the executor sleeps on it */
+	uint32_t kind, num;
+	uint64_t compare_add, swap, old;
+	struct { uint64_t addr, len; } piece[SN_STAGE_PIECES]; /* in the owner's memory */
+};
+
+struct sn_stage_slot {
+	SN_ALIGNED struct sn_lock lock;
+	struct sn_stage_half half[2];
+};
+
+struct sn_staging {
+	_Atomic uint32_t bell; /* a futex, rung with every request */
+	_Atomic uint32_t asleep;
+	uint32_t chunk;
+	struct sn_stage_slot slot[SN_STAGE_SLOTS];
+};
+
 struct sn_seg {
 	uint64_t magic;
 	uint32_t version;
@@ -275,6 +305,9 @@ struct sn_seg {
 	uint64_t probe_addr; /* of a private word that holds `instance`: may peers read our memory? */
 	/* entries of each table that have memory behind them */
 	_Atomic uint32_t qp_limit, cq_limit, srq_limit, mr_limit;
+	uint32_t refused; /* the system refuses process_vm to this process altogether */
+	_Atomic uint32_t staging_wanted; /* 1: a peer that cannot reach us asks for staging; 2: seen */
+	_Atomic uint64_t staging;	 /* offset of struct sn_staging, 0: none */
 	struct sn_lock atomics; /* read-modify-writes on this context's memory */
 	_Atomic uint32_t faults;      /* SN_FAULTS_*: what is injected here */
 	_Atomic uint64_t port_up_at;  /* CLOCK_MONOTONIC ns when a port that is down comes up; 0: when told */

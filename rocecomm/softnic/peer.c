@@ -10,36 +10,36 @@
 
 #include "softnic.h"
 
-static struct sn_seg *map_segment(uint32_t slot, int *err)
+static struct sn_seg *map_segment(uint32_t slot, int *seg_fd, int *err)
 {
 	char path[192];
 	struct stat st;
+	struct { uint64_t magic; uint32_t version; } head = { 0, 0 };
 	struct sn_seg *seg = NULL;
 	int fd;
 
 	sn_fabric_path(path, sizeof(path), "seg-%u", slot);
-	fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+	fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	if (fd < 0) {
 		*err = errno;
 		return NULL;
 	}
-	if (fstat(fd, &st) || (uint64_t)st.st_size != SN_SEG_SIZE || st.st_uid != geteuid()) {
-		*err = EPROTO;
-	} else {
+	/* read, not mapped: one that is being made may have no memory behind its first page yet */
+	*err = EPROTO;
+	if (!fstat(fd, &st) && S_ISREG(st.st_mode) && (uint64_t)st.st_size == SN_SEG_SIZE && st.st_uid == geteuid() &&
+	    pread(fd, &head, sizeof(head), 0) == sizeof(head) && head.magic == SN_MAGIC && head.version == SN_LAYOUT_VERSION) {
 		seg = mmap(NULL, SN_SEG_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
 		if (seg == MAP_FAILED) {
 			seg = NULL;
 			*err = errno;
 		}
 	}
-	close(fd);
-	if (seg)
-		madvise(seg, SN_SEG_SIZE, MADV_DONTFORK);
-	if (seg && (seg->magic != SN_MAGIC || seg->version != SN_LAYOUT_VERSION)) {
-		munmap(seg, SN_SEG_SIZE);
-		seg = NULL;
-		*err = EPROTO;
+	if (!seg) {
+		close(fd);
+		return NULL;
 	}
+	madvise(seg, SN_SEG_SIZE, MADV_DONTFORK);
+	*seg_fd = fd;
 	return seg;
 }
 
@@ -56,6 +56,8 @@ bool sn_may_read(struct sn_seg *seg)
 static void drop(struct sn_peer *p)
 {
 	sn_mapping_put(p->mapping);
+	if (p->staged)
+		close(p->seg_fd);
 	for (unsigned i = 0; i < 8; i++)
 		if (p->fifo[i].number)
 			close(p->fifo[i].fd);
@@ -72,18 +74,18 @@ static struct sn_peer *get(struct sn_ctx *ctx, uint32_t slot, int *err)
 	struct sn_peer *p = ctx->peers[slot];
 	if (p && !sn_peer_dead(p, SN_RETRY_NOW))
 		return p;
-	struct sn_seg *seg = map_segment(slot, err);
+	int fd;
+	struct sn_seg *seg = map_segment(slot, &fd, err);
 	if (!seg)
 		return NULL;
-	if ((seg->id & (SN_SLOTS - 1)) != slot || !sn_alive(seg->id)) {
-		munmap(seg, SN_SEG_SIZE);
+	struct sn_peer *fresh = NULL;
+	if ((seg->id & (SN_SLOTS - 1)) != slot || !sn_alive(seg->id))
 		*err = ENOENT;
-		return NULL;
-	}
-	struct sn_peer *fresh = calloc(1, sizeof(*fresh));
+	else if (!(fresh = calloc(1, sizeof(*fresh))))
+		*err = ENOMEM;
 	if (!fresh) {
 		munmap(seg, SN_SEG_SIZE);
-		*err = ENOMEM;
+		close(fd);
 		return NULL;
 	}
 	uint32_t me = ctx->id & (SN_SLOTS - 1);
@@ -97,12 +99,16 @@ static struct sn_peer *get(struct sn_ctx *ctx, uint32_t slot, int *err)
 		seg = fresh->mapping->seg;
 	} else if (!(fresh->mapping = sn_mapping_new(seg))) {
 		munmap(seg, SN_SEG_SIZE);
+		close(fd);
 		free(fresh);
 		*err = ENOMEM;
 		return NULL;
 	}
 	fresh->seg = seg;
-	fresh->readable = fresh->local || sn_may_read(seg);
+	fresh->staged = sn_stage_mode() == SN_STAGE_ALWAYS || (!fresh->local && !sn_may_read(seg));
+	fresh->seg_fd = fresh->staged ? fd : -1;
+	if (!fresh->staged)
+		close(fd);
 	atomic_fetch_or(&seg->users[me / 64], 1ULL << me % 64);
 	if (p)
 		fresh->retired = p;

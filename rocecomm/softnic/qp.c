@@ -324,15 +324,14 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 		return EBUSY;
 	if (to == IBV_QPS_ERR)
 		return to_error(priv);
-	if (to == IBV_QPS_RTR && qp->type != IBV_QPT_UD) {
-		/* May we reach the peer's memory at all? Better said now than at the first message. */
+	if (to == IBV_QPS_RTR) {
+		/* May we reach the peer's memory at all? Better found now than at the first message. */
 		struct sn_peer *_Atomic found = NULL;
-		if (sn_side_of(priv->ctx, a->dest_qp_num, &found, &peer) && peer.peer && !peer.peer->readable)
-			return sn_because(EPERM, "the system does not let this process reach the memory of its peer, process %d "
-						 "(process_vm_readv refused): run both as the same user in one container, "
-						 "and allow it (kernel.yama.ptrace_scope=0, --cap-add=SYS_PTRACE)",
-					  peer.peer->pid);
-		priv->peer = NULL;
+		bool known = qp->type != IBV_QPT_UD && sn_side_of(priv->ctx, a->dest_qp_num, &found, &peer);
+		if ((err = sn_stage_connect(priv->ctx, known ? &peer : NULL)))
+			return err;
+		if (qp->type != IBV_QPT_UD)
+			priv->peer = NULL;
 	}
 	apply(priv, a, mask);
 	atomic_compare_exchange_strong(&qp->state, &(uint32_t){ from }, to); /* an error meanwhile wins */

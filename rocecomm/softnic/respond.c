@@ -47,7 +47,8 @@ static enum ibv_wc_status outcome(struct job *j, enum sn_copy_result r)
 {
 	if (r == SN_COPY_OK)
 		return IBV_WC_SUCCESS;
-	return r == SN_COPY_DEAD || !sn_may_read(j->t->seg) ? IBV_WC_RETRY_EXC_ERR : IBV_WC_REM_OP_ERR;
+	bool gone = r == SN_COPY_DEAD || (j->t->peer && !sn_staged(j->t) && !sn_may_read(j->t->seg));
+	return gone ? IBV_WC_RETRY_EXC_ERR : IBV_WC_REM_OP_ERR;
 }
 
 static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *far, int num_far, uint64_t length)
@@ -63,7 +64,7 @@ static enum ibv_wc_status transfer(struct job *j, bool to_t, struct sn_piece *fa
 		far = j->near;
 		num_far = j->num_near;
 	}
-	if (length >= SN_BIG && other->peer && j->r->qp->type == IBV_QPT_RC)
+	if (length >= SN_BIG && other->peer && !other->peer->staged && j->r->qp->type == IBV_QPT_RC)
 		r = sn_copy_together(j, other, to_t == at_r, near, num_near, far, num_far, length);
 	else
 		r = sn_copy(j->ctx, other, to_t == at_r, near, num_near, far, num_far, length);
@@ -109,6 +110,8 @@ static enum verdict check_peer(struct job *j)
 	if (state == IBV_QPS_ERR)
 		return DONE;
 	if (!can_receive(state))
+		return WAIT_PEER;
+	if (j->w->length && (sn_stage_missing(j->ctx, j->t) || sn_stage_missing(j->ctx, j->r)))
 		return WAIT_PEER;
 	r->sq.peer_epoch = epoch + 1;
 	j->status = IBV_WC_SUCCESS;
@@ -368,7 +371,7 @@ static enum verdict do_datagram(struct job *j)
 	j->status = gather(j); /* again, under the new claim */
 	if (j->status != IBV_WC_SUCCESS)
 		return DONE;
-	if (!can_receive(atomic_load(&t.qp->state)) || take_receive(j, &item) != DONE)
+	if (sn_stage_missing(j->ctx, &t) || !can_receive(atomic_load(&t.qp->state)) || take_receive(j, &item) != DONE)
 		return DONE;
 	struct sn_rwqe *rw = sn_rwqe_at(t.seg, sn_rq_of(t.seg, t.qp), item);
 	enum ibv_wc_status at_t = scatter(j, rw, j->w->length + sizeof(header), far, &num_far);

@@ -146,6 +146,7 @@ void sn_rq_flush_taken(struct sn_priv_qp *priv)
 {
 	struct sn_side own = sn_own_side(priv);
 	struct sn_rq *rq = sn_rq_of(own.seg, own.qp);
+	sn_stage_settle(priv->ctx);
 	for (uint32_t i = 0; i < rq->size; i++) {
 		struct sn_rwqe *w = sn_rwqe_at(own.seg, rq, i);
 		uint32_t serial = atomic_load(&w->serial);

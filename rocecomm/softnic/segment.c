@@ -91,6 +91,7 @@ int sn_seg_create(struct sn_ctx *ctx)
 	seg->uid = geteuid();
 	seg->instance = ctx->instance;
 	seg->probe_addr = (uintptr_t)&ctx->instance;
+	seg->refused = !sn_may_read(seg);
 	atomic_thread_fence(memory_order_release);
 	seg->magic = SN_MAGIC;
 	return 0;

@@ -29,7 +29,8 @@ struct sn_peer {
 	sn_id id;
 	int pid;
 	bool local;  /* of this process: plain memcpy reaches its memory */
-	bool readable; /* process_vm works */
+	bool staged; /* process_vm does not work: bytes go through staging memory */
+	int seg_fd;  /* then; else -1 */
 	_Atomic bool dead;
 	_Atomic bool shunned; /* dead on request: for the work requests of this context only */
 	_Atomic uint32_t lock; /* of fifo[] and pool[] */
@@ -154,6 +155,8 @@ struct sn_ctx {
 	struct sn_seg *seg;
 	struct sn_mapping *mapping;
 	int seg_fd;
+	_Atomic uint32_t stage_stop;
+	pthread_t stage_thread; /* while the segment has staging memory */
 	uint64_t instance; /* the word that peers read to learn whether they may */
 	int async_fifo;
 	pthread_mutex_t lock; /* control path; taken before a CQ's poll_lock, never inside a drive */
@@ -356,11 +359,31 @@ enum sn_copy_result { SN_COPY_OK, SN_COPY_FAULT, SN_COPY_DEAD };
 enum sn_copy_result sn_copy(struct sn_ctx *ctx, const struct sn_side *other, bool write, const struct sn_piece *local,
 			    int num_local, const struct sn_piece *far, int num_far, uint64_t length);
 void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn_mr *mr, uint64_t addr, uint64_t length);
+#define SN_IOVECS 64
+int sn_iovec(struct iovec *iov, const struct sn_piece *p, int num, uint64_t skip, uint64_t length, bool here);
 enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struct sn_piece *where, uint32_t opcode,
 			      uint64_t compare_add, uint64_t swap, uint64_t *old);
 
 /* ---- help.c */
 bool sn_help_peers(struct sn_ctx *ctx);
+
+/* ---- staging.c */
+enum sn_stage_mode { SN_STAGE_NEVER, SN_STAGE_AUTO, SN_STAGE_ALWAYS };
+enum sn_stage_mode sn_stage_mode(void);
+int sn_stage_connect(struct sn_ctx *ctx, const struct sn_side *peer);
+int sn_stage_start(struct sn_ctx *ctx);
+void sn_stage_stop(struct sn_ctx *ctx);
+void sn_stage_answer(struct sn_ctx *ctx);
+void sn_stage_settle(struct sn_ctx *ctx);
+bool sn_stage_missing(struct sn_ctx *ctx, const struct sn_side *side);
+enum sn_copy_result sn_stage_copy(struct sn_ctx *ctx, const struct sn_side *side, bool write, const struct sn_piece *local,
+				  int num_local, const struct sn_piece *far, int num_far, uint64_t length);
+enum sn_copy_result sn_stage_atomic(struct sn_ctx *ctx, const struct sn_side *side, uint64_t addr, uint32_t opcode,
+				    uint64_t compare_add, uint64_t swap, uint64_t *old);
+static inline bool sn_staged(const struct sn_side *side)
+{
+	return side->peer && side->peer->staged;
+}
 
 /* ---- qp.c */
 int sn_qp_abandon(struct sn_priv_qp *qp);
@@ -378,6 +401,12 @@ uint32_t sn_mtu_bytes(void);
 static inline struct sn_ctx *sn_ctx_of(struct ibv_context *c)
 {
 	return sn_container(c, struct sn_ctx, vctx.context);
+}
+/* A peer that cannot reach our memory asks for a helper thread; looked at off the fast path. */
+static inline void sn_stage_look(struct sn_ctx *ctx)
+{
+	if (atomic_load_explicit(&ctx->seg->staging_wanted, memory_order_relaxed) == 1)
+		sn_stage_answer(ctx);
 }
 static inline bool sn_foreign(const struct sn_ctx *ctx) /* inherited through fork: not ours to touch */
 {
