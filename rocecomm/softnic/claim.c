@@ -5,9 +5,11 @@
 
 #include "softnic.h"
 
+/* A claim on both ends, to be followed by the keys (sn_claim_name) and, before any of these ends' keys
+ * and states is looked at, by sn_claim_publish. It may then serve one request after the other. */
 struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
 {
-	static _Thread_local uint32_t hint;
+	static _Thread_local uint32_t hint __attribute__((tls_model("initial-exec")));
 	for (;; sched_yield())
 		for (uint32_t i = 0; i < SN_CLAIMS; i++) {
 			uint32_t at = (hint + i) % SN_CLAIMS, zero = 0;
@@ -24,18 +26,36 @@ struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, con
 			atomic_store_explicit(&c->qpn[1], t ? t->qp->qpn : 0, memory_order_relaxed);
 			atomic_store_explicit(&c->num_keys[0], 0, memory_order_relaxed);
 			atomic_store_explicit(&c->num_keys[1], 0, memory_order_relaxed);
-			/* before any state or key is looked at */
-			atomic_fetch_add_explicit(&c->serial, 1, memory_order_seq_cst);
+			uint32_t serial = atomic_load_explicit(&c->serial, memory_order_relaxed);
+			atomic_store_explicit(&c->serial, serial + 1, memory_order_relaxed);
 			return c;
 		}
 }
 
-void sn_claim_key(struct sn_claim *c, int side, uint32_t key)
+/* True: the claim did not cover this key yet, and must be published before the key is looked at. */
+bool sn_claim_name(struct sn_claim *c, int side, uint32_t key)
 {
 	uint32_t n = atomic_load_explicit(&c->num_keys[side], memory_order_relaxed);
+	if (n > SN_CLAIM_KEYS)
+		return false; /* it covers every key already */
+	for (uint32_t i = 0; i < n; i++)
+		if (atomic_load_explicit(&c->key[side][i], memory_order_relaxed) == key)
+			return false;
 	if (n < SN_CLAIM_KEYS)
 		atomic_store_explicit(&c->key[side][n], key, memory_order_relaxed);
-	atomic_store_explicit(&c->num_keys[side], n + 1, memory_order_seq_cst);
+	atomic_store_explicit(&c->num_keys[side], n + 1, memory_order_release);
+	return true;
+}
+
+void sn_claim_publish(void)
+{
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
+void sn_claim_key(struct sn_claim *c, int side, uint32_t key)
+{
+	if (sn_claim_name(c, side, key))
+		sn_claim_publish();
 }
 
 void sn_claim_end(struct sn_claim *c)

@@ -121,6 +121,6 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 				r = sn_copy(ctx, t, true, &fresh, 1, where, 1, 8);
 		}
 	}
-	sn_unlock(ctx, &t->seg->atomics);
+	sn_unlock(&t->seg->atomics);
 	return r;
 }

@@ -9,6 +9,29 @@
 #define YIELD_AFTER 100u /* empty polls: a few microseconds; both ends may share one CPU */
 #define KICK_EVERY 8u
 
+/* Place and size of the ring in one word, and a count of its changes: an empty poll looks without a
+ * lock, and looks again if the ring was another one meanwhile. */
+static void set_glance(struct sn_priv_cq *cq)
+{
+	uint64_t change = (atomic_load_explicit(&cq->glance, memory_order_relaxed) >> 38) + 1;
+	atomic_store_explicit(&cq->glance, change << 38 | cq->cq->ring << 8 | (uint64_t)__builtin_ctz(cq->cq->size),
+			      memory_order_release);
+}
+
+#if defined(__SANITIZE_THREAD__)
+__attribute__((no_sanitize("thread"))) /* what was read is not used if the ring had gone */
+#endif
+static bool looks_empty(struct sn_ctx *ctx, struct sn_priv_cq *cq)
+{
+	uint64_t glance = atomic_load_explicit(&cq->glance, memory_order_acquire);
+	uint32_t head = atomic_load_explicit(&cq->cq->head, memory_order_relaxed);
+	uint64_t ring = glance >> 8 & ((1u << 30) - 1);
+	struct sn_cqe *e = (struct sn_cqe *)sn_at(ctx->seg, ring) + (head & ((1u << (glance & 63)) - 1));
+	if (atomic_load_explicit(&e->seq, memory_order_acquire) == head + 1)
+		return false;
+	return atomic_load_explicit(&cq->glance, memory_order_relaxed) == glance;
+}
+
 struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_context,
 				struct ibv_comp_channel *channel, int comp_vector, uint32_t kind)
 {
@@ -43,12 +66,14 @@ struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_c
 		cq->cq = sn_cq_at(ctx->seg, i);
 		cq->cq->size = size;
 		cq->cq->ring = ring;
+		set_glance(cq);
 		cq->cq->kind = kind;
 		cq->cq->epoch++;
 		cq->cq->channel = channel ? sn_container(channel, struct sn_channel, ibv)->number : 0;
 		atomic_store(&cq->cq->overrun, 0);
 		atomic_store(&cq->cq->armed, SN_ARM_NONE);
 		atomic_store(&cq->cq->head, 0);
+		cq->cq->head_seen = 0;
 		atomic_store(&cq->cq->tail, 0);
 		ctx->cqs[i] = cq;
 		ctx->next_cq = (i + 1) % SN_CQS < 64 ? (i + 1) % 64 : 0; /* stay in the pages that have memory */
@@ -105,8 +130,9 @@ SN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 				to[i & (size - 1)] = from[i & (old_size - 1)];
 			c->ring = fresh;
 			c->size = size;
+			set_glance(cq);
 		}
-		sn_unlock(ctx, &c->lock);
+		sn_unlock(&c->lock);
 		if (!err) {
 			sn_heap_put(ctx, old, old_size * sizeof(struct sn_cqe));
 			ibv->cqe = (int)size;
@@ -167,11 +193,13 @@ int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t index, c
 	}
 	uint32_t tail = repaired_tail(side->seg, cq);
 	bool dead = atomic_load_explicit(&cq->overrun, memory_order_relaxed);
-	if (dead || tail - atomic_load_explicit(&cq->head, memory_order_acquire) >= cq->size) {
+	if (tail - cq->head_seen >= cq->size)
+		cq->head_seen = atomic_load_explicit(&cq->head, memory_order_acquire);
+	if (dead || tail - cq->head_seen >= cq->size) {
 		bool lossy = !dead && cq->kind & SN_CQ_LOSSY; /* its program knows that nothing is lost */
 		bool first = !lossy && !atomic_exchange(&cq->overrun, 1);
 		uint32_t epoch = cq->epoch;
-		sn_unlock(ctx, &cq->lock);
+		sn_unlock(&cq->lock);
 		if (lossy)
 			return 0;
 		if (first)
@@ -184,7 +212,7 @@ int sn_cq_push(struct sn_ctx *ctx, const struct sn_side *side, uint32_t index, c
 		e->stamp = sn_now();
 	atomic_store_explicit(&e->seq, tail + 1, memory_order_release); /* this publishes it */
 	atomic_store_explicit(&cq->tail, tail + 1, memory_order_relaxed);
-	sn_unlock(ctx, &cq->lock);
+	sn_unlock(&cq->lock);
 
 	if (cq->channel) {
 		atomic_thread_fence(memory_order_seq_cst); /* against req_notify: entry first, then look */
@@ -224,8 +252,14 @@ static bool give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv
 	if (srq ? atomic_load(&srq->srq->epoch) != e->srq_epoch : e->srq >= 0 || !qp)
 		return true; /* the queue is gone or was emptied */
 	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, rq, e->entry);
-	uint32_t state = atomic_load(&w->state);
-	if (w->serial != e->serial || state == SN_RWQE_FREE || !atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
+	uint32_t state = atomic_load_explicit(&w->state, memory_order_relaxed);
+	if (w->serial != e->serial || state == SN_RWQE_FREE)
+		return false;
+	if (rq->ordered) { /* of one QP, so nobody else gives it back: the poll lock is held */
+		atomic_store_explicit(&w->state, SN_RWQE_FREE, memory_order_release);
+		return true;
+	}
+	if (!atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
 		return false;
 	sn_free_list_put(srq ? &srq->free : &qp->free, e->entry);
 	return true;
@@ -253,7 +287,8 @@ static enum fate place_now(struct sn_ctx *ctx, struct sn_priv_cq *cq, struct sn_
 	cq->late_since = 0;
 	if (placed != SN_PLACED)
 		wc->status = IBV_WC_LOC_PROT_ERR;
-	atomic_fetch_add_explicit(&qp->lazy_polled, 1, memory_order_release);
+	uint32_t polled = atomic_load_explicit(&qp->lazy_polled, memory_order_relaxed);
+	atomic_store_explicit(&qp->lazy_polled, polled + 1, memory_order_release);
 	return REPORT;
 }
 
@@ -321,7 +356,7 @@ void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn)
 	for (uint32_t i = to; i != tail; i++)
 		atomic_store(&ring[i & (c->size - 1)].seq, 0);
 	atomic_store(&c->tail, to);
-	sn_unlock(ctx, &c->lock);
+	sn_unlock(&c->lock);
 }
 
 /* Does a CQ of this context hold the completion of that posting of a receive entry, not polled yet? */
@@ -337,7 +372,7 @@ bool sn_cq_has_receive(struct sn_ctx *ctx, uint32_t index, uint32_t qpn, uint32_
 		const struct sn_cqe *e = &ring[i & (c->size - 1)];
 		found = e->kind & SN_CQE_RECV && e->qpn == qpn && e->entry == entry && e->serial == serial;
 	}
-	sn_unlock(ctx, &c->lock);
+	sn_unlock(&c->lock);
 	return found;
 }
 
@@ -388,25 +423,26 @@ int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 {
 	struct sn_priv_cq *cq = sn_container(ibv, struct sn_priv_cq, ibv);
 	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
-	int got;
 
 	if (sn_foreign(ctx))
 		return -EPERM;
-	sn_spin(&cq->poll_lock);
-	got = sn_cq_take(ctx, cq, n, wc);
-	sn_unspin(&cq->poll_lock);
-	if (got) {
-		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
-		return got;
+	for (int again = 0; again < 2; again++) {
+		int got = 0;
+		if (!looks_empty(ctx, cq)) {
+			sn_spin(&cq->poll_lock);
+			got = sn_cq_take(ctx, cq, n, wc);
+			sn_unspin(&cq->poll_lock);
+		}
+		if (got) {
+			atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
+			return got;
+		}
+		if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed))
+			return -EOVERFLOW; /* completions were lost: the queue is dead, as on a NIC */
+		if (again || !sn_cq_was_empty(cq))
+			break;
 	}
-	if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed))
-		return -EOVERFLOW; /* completions were lost: the queue is dead, as on a NIC */
-	if (sn_cq_was_empty(cq)) {
-		sn_spin(&cq->poll_lock);
-		got = sn_cq_take(ctx, cq, n, wc);
-		sn_unspin(&cq->poll_lock);
-	}
-	return got;
+	return 0;
 }
 
 int sn_req_notify_cq(struct ibv_cq *ibv, int solicited_only)

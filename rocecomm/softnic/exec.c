@@ -177,9 +177,11 @@ static int finish(struct sn_ctx *ctx, const struct sn_side *r, struct sn_swqe *w
 	atomic_store_explicit(&sq->deadline, 0, memory_order_relaxed);
 	atomic_store_explicit(&sq->completing, head + 1, memory_order_relaxed);
 	int err = complete_send(ctx, r, w, head, status);
-	/* compared: R takes the queue from an executor that was stopped too long */
-	atomic_compare_exchange_strong_explicit(&sq->head, &(uint32_t){ head }, head + 1, memory_order_release,
-						memory_order_relaxed);
+	if (!r->peer) /* compared: R takes the queue from an executor that was stopped too long */
+		atomic_store_explicit(&sq->head, head + 1, memory_order_release);
+	else
+		atomic_compare_exchange_strong_explicit(&sq->head, &(uint32_t){ head }, head + 1, memory_order_release,
+							memory_order_relaxed);
 	return err;
 }
 
@@ -187,9 +189,22 @@ struct failed {
 	bool r, t;
 };
 
+#define CLAIM_MESSAGES 32u /* one claim serves so many requests of a run, or so many bytes: */
+#define CLAIM_BYTES (256u << 10)
+
+static void let_go(struct sn_claim **claim)
+{
+	if (*claim)
+		sn_claim_end(*claim);
+	*claim = NULL;
+}
+
 static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t, struct failed *failed)
 {
 	struct sn_qp *qp = r->qp;
+	struct sn_claim *claim = NULL;
+	uint32_t messages = 0;
+	uint64_t bytes = 0;
 	bool moved = false;
 
 	for (;;) {
@@ -200,17 +215,24 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		struct job j; /* not zeroed as a whole: near[] is large */
 
 		if (head == atomic_load_explicit(&qp->sq.tail, memory_order_acquire))
-			return moved;
+			break;
 		if (state == IBV_QPS_ERR || state == IBV_QPS_SQE) {
+			let_go(&claim);
 			finish(ctx, r, w, head, IBV_WC_WR_FLUSH_ERR);
 			moved = true;
 			continue;
 		}
 		if (state != IBV_QPS_RTS || (r->peer && qp->dest_qpn != t->qp->qpn))
-			return moved; /* SQD: later; or R was connected to somebody else meanwhile */
+			break; /* SQD: later; or R was connected to somebody else meanwhile */
 		if (r->peer && is_local(w->opcode)) {
 			atomic_store(&qp->sq.wait, SN_WAIT_OWNER);
-			return moved;
+			break;
+		}
+		bool fresh = !claim;
+		if (fresh) {
+			claim = sn_claim_begin(ctx, r, t);
+			messages = 0;
+			bytes = 0;
 		}
 		j.ctx = ctx;
 		j.r = r;
@@ -218,10 +240,12 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		j.w = w;
 		j.num_near = 0;
 		j.fail_t = false;
-		j.claim = sn_claim_begin(ctx, r, t);
+		j.claim = claim;
+		if (sn_name_keys(&j) || fresh)
+			sn_claim_publish();
 		/* whoever changed the state before it saw the claim did not wait for us */
 		if (atomic_load(&qp->state) != state) {
-			sn_claim_end(j.claim);
+			let_go(&claim);
 			continue;
 		}
 		enum sn_fault_do fault = sn_faulty() ? sn_fault(&j, head) : SN_FAULT_NONE;
@@ -230,18 +254,22 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 			v = sn_execute(&j);
 			wait = v != DONE && keep_waiting(r, t, v);
 		}
+		claim = j.claim;
 		if (wait && !r->peer)
 			stage(r);
 		if (j.fail_t)
 			failed->t |= sn_qp_fail(ctx, t); /* before the claim ends: a RESET of T waits for it */
-		sn_claim_end(j.claim);
+		bytes += w->length;
+		if (++messages >= CLAIM_MESSAGES || bytes >= CLAIM_BYTES || v != DONE || j.status != IBV_WC_SUCCESS ||
+		    qp->type == IBV_QPT_UD)
+			let_go(&claim);
 		if (wait)
-			return moved;
+			break;
 		if (v != DONE)
 			j.status = v == WAIT_RNR && !(t->peer && t->peer->dead) ? IBV_WC_RNR_RETRY_EXC_ERR
 										 : IBV_WC_RETRY_EXC_ERR;
 		if (atomic_load_explicit(&qp->sq.exec.owner, memory_order_relaxed) != ctx->id)
-			return moved; /* we were stopped, and R has gone on without us */
+			break; /* we were stopped, and R has gone on without us */
 		int err = finish(ctx, r, w, head, j.status);
 		moved = true;
 		if (j.status != IBV_WC_SUCCESS || err) {
@@ -251,6 +279,8 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 				atomic_compare_exchange_strong(&qp->state, &state, IBV_QPS_SQE);
 		}
 	}
+	let_go(&claim);
+	return moved;
 }
 
 /* Would a run get anywhere? Asked after the lock was given up, against work that came meanwhile. */
@@ -326,6 +356,11 @@ static bool lock_exec(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct s
 			atomic_store_explicit(&own->stuck_since, 0, memory_order_relaxed); /* nobody is stuck */
 		return true;
 	}
+	/* What we posted must be visible before we look whether somebody holds the queue: the holder
+	 * looks for it after it has let go. */
+	atomic_thread_fence(memory_order_seq_cst);
+	if (sn_try_lock(ctx, l))
+		return true;
 	/* the peer held it and died */
 	const struct sn_side *other = r->peer ? r : t;
 	sn_id holder = atomic_load(&l->owner);
@@ -344,15 +379,12 @@ static bool drive(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_si
 		sn_fault_wake(r->seg);
 		return false;
 	}
-	/* what we posted must be visible before we look whether somebody holds the queue: the holder
-	 * looks for it after it has let go */
-	atomic_thread_fence(memory_order_seq_cst);
 	do {
 		if (!lock_exec(ctx, own, r, t))
 			break; /* whoever holds it looks again after giving it up */
 		moved |= run(ctx, r, t, &failed);
-		sn_unlock(ctx, &r->qp->sq.exec);
-		atomic_thread_fence(memory_order_seq_cst);
+		sn_unlock_mine(ctx, &r->qp->sq.exec);
+		sn_fence_after_rmw();
 	} while (runnable(r, t));
 	call_owner(ctx, r);
 	/* a failed QP's own sends are flushed, and its peer's have nobody to wait for any more */

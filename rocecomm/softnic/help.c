@@ -151,6 +151,7 @@ static bool help_with(struct sn_ctx *ctx, const struct sn_side *r, const struct 
 	if (!serial || (uint32_t)ticket >= h->chunks || sn_staged(other)) /* one who cannot reach it is no help */
 		return false;
 	struct sn_claim *c = sn_claim_begin(ctx, r, t);
+	sn_claim_publish();
 	/* after the claim, as its executor did: whoever changes a state waits for the claims it finds */
 	if ((uint32_t)(atomic_load(&h->ticket) >> 32) == serial && r->qp->dest_qpn == t->qp->qpn &&
 	    t->qp->dest_qpn == r->qp->qpn && atomic_load(&r->qp->state) == IBV_QPS_RTS &&

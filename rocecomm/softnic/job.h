@@ -21,6 +21,7 @@ struct job {
 
 /* Looks at both ends and moves the bytes. DONE leaves R's completion status in the job. */
 enum verdict sn_execute(struct job *j);
+bool sn_name_keys(struct job *j); /* true: the claim covers more than it did */
 /* help.c: sn_copy, shared with the other end where that polls. */
 enum sn_copy_result sn_copy_together(struct job *j, const struct sn_side *other, bool write, const struct sn_piece *near,
 				     int num_near, const struct sn_piece *far, int num_far, uint64_t length);

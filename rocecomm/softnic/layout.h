@@ -75,18 +75,19 @@ struct sn_rwqe {
 	uint32_t num_sge;
 	_Atomic sn_id mover; /* who copies `small` into place: a lock */
 	_Atomic uint32_t serial; /* of the posting: a completion of an earlier one is a duplicate */
-	SN_ALIGNED uint8_t small[SN_SMALL];
-	struct sn_sge sge[]; /* max_sge of the queue */
+	struct sn_sge sge[]; /* max_sge of the queue; behind them SN_SMALL bytes for a small payload */
 };
 
 /* A receive queue: of one QP, or shared (SRQ). */
 struct sn_rq {
-	struct sn_lock lock;
 	uint32_t size; /* a power of two */
 	uint32_t max_sge;
 	uint32_t stride;
-	uint64_t wqes; /* offset in the segment */
-	uint64_t ring; /* offset of uint32_t[size]: indices of posted entries */
+	uint32_t small;	  /* offset of the small payload in an entry */
+	uint32_t ordered; /* entries are used and given back in turn: no ring of indices is needed */
+	uint64_t wqes;	  /* offset in the segment */
+	uint64_t ring;	  /* offset of uint32_t[size]: indices of posted entries */
+	SN_ALIGNED struct sn_lock lock;
 	_Atomic uint32_t head, tail;
 	_Atomic uint32_t waiting; /* senders that found it empty */
 };
@@ -145,6 +146,7 @@ struct sn_sq {
 	uint32_t staged_to;	  /* the owner's: entries before this position were looked at by stage() */
 	uint32_t polled;	  /* the owner's: completions before this position are duplicates */
 	uint32_t peer_epoch;	  /* T's epoch + 1 since the first message, 0 before */
+	uint32_t last_key;	  /* of T's memory that the last send went to: likely the next one's, too */
 	_Atomic uint64_t deadline; /* CLOCK_MONOTONIC ns when the wait turns into an error; 0: never */
 	SN_ALIGNED struct sn_help help;
 };
@@ -169,8 +171,9 @@ struct sn_qp {
 	SN_ALIGNED struct sn_rq rq;
 	/* Receives of this QP whose payload still waits in the entry's slot: a later write, read
 	 * or atomic puts them in place first. Produced under R's exec lock, consumed by T's poll. */
+	SN_ALIGNED _Atomic uint32_t lazy_polled;
 	SN_ALIGNED _Atomic uint32_t lazy_made;
-	_Atomic uint32_t lazy_polled;
+	uint32_t lazy_seen; /* the executor's: lazy_polled when it last looked */
 	uint32_t lazy[SN_LAZY];
 };
 
@@ -209,12 +212,13 @@ struct sn_cq {
 	uint32_t size;
 	uint64_t ring;
 	_Atomic uint32_t tail;
-	_Atomic uint32_t overrun;
+	uint32_t head_seen; /* the producers': head when they last looked */
 	uint32_t epoch;
 	uint32_t channel; /* number of the completion channel's FIFO, 0: none */
 	uint32_t kind;	  /* SN_CQ_* */
 	SN_ALIGNED _Atomic uint32_t head; /* consumer */
 	_Atomic uint32_t armed;		  /* enum sn_arm */
+	_Atomic uint32_t overrun;
 };
 
 /* What travels through the FIFO of a channel: small enough to be written in one piece. */
@@ -351,6 +355,15 @@ static inline struct sn_mr *sn_mr_at(struct sn_seg *seg, uint32_t i)
 static inline struct sn_rwqe *sn_rwqe_at(struct sn_seg *seg, const struct sn_rq *rq, uint32_t i)
 {
 	return sn_at(seg, rq->wqes + (uint64_t)i * rq->stride);
+}
+static inline uint8_t *sn_rwqe_small(const struct sn_rq *rq, struct sn_rwqe *w)
+{
+	return (uint8_t *)w + rq->small;
+}
+/* The entry that was posted at position `pos` of the queue. */
+static inline uint32_t sn_rq_item(struct sn_seg *seg, const struct sn_rq *rq, uint32_t pos)
+{
+	return rq->ordered ? pos & (rq->size - 1) : ((uint32_t *)sn_at(seg, rq->ring))[pos & (rq->size - 1)];
 }
 static inline struct sn_swqe *sn_swqe_at(struct sn_seg *seg, const struct sn_sq *sq, uint32_t pos)
 {

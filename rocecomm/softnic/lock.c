@@ -73,9 +73,10 @@ bool sn_lock(struct sn_ctx *ctx, struct sn_lock *l)
 	}
 }
 
-void sn_unlock(struct sn_ctx *ctx, struct sn_lock *l)
+/* Of a lock that may have been taken from us while we were stopped. */
+void sn_unlock_mine(struct sn_ctx *ctx, struct sn_lock *l)
 {
-	sn_id me = ctx->id; /* it may have been taken from us while we were stopped */
+	sn_id me = ctx->id;
 	atomic_compare_exchange_strong_explicit(&l->owner, &me, 0, memory_order_release, memory_order_relaxed);
 }
 

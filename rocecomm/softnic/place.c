@@ -8,7 +8,8 @@
 
 static enum sn_copy_result place(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w)
 {
-	struct sn_piece far[SN_MAX_SGE], slot = { .ptr = (char *)w->small, .len = w->lazy_len };
+	struct sn_piece far[SN_MAX_SGE], slot = { .ptr = (char *)sn_rwqe_small(sn_rq_of(t->seg, t->qp), w),
+							.len = w->lazy_len };
 	uint64_t left = w->lazy_len;
 	int n = 0;
 

@@ -54,6 +54,8 @@ static int empty_queues(struct sn_priv_qp *priv)
 	qp->sq.peer_epoch = 0;
 	atomic_store(&qp->lazy_made, 0);
 	atomic_store(&qp->lazy_polled, 0);
+	qp->lazy_seen = 0;
+	qp->sq.last_key = 0;
 	atomic_store(&qp->rq.head, 0);
 	atomic_store(&qp->rq.tail, 0);
 	atomic_store(&qp->rq.waiting, 0);
@@ -107,14 +109,15 @@ static int place_in_table(struct sn_ctx *ctx, struct sn_priv_qp *priv)
 	qp->sq.wqes = at;
 	for (uint32_t pos = 0; pos < sq_size; pos++)
 		sn_swqe_at(ctx->seg, &qp->sq, pos)->data = swqe_data(a->cap.max_send_sge);
-	sn_rq_init(ctx->seg, &qp->rq, at + (uint64_t)sq_size * stride, rq_size, a->cap.max_recv_sge);
+	sn_rq_init(ctx->seg, &qp->rq, at + (uint64_t)sq_size * stride, rq_size, a->cap.max_recv_sge,
+		   a->qp_type != IBV_QPT_UD);
 	if ((err = empty_queues(priv))) {
 		atomic_store(&qp->state, SN_QP_FREE);
 		sn_heap_put(ctx, at, len);
 	} else {
 		ctx->qps[i] = priv;
 	}
-	sn_unlock(ctx, &qp->sq.exec);
+	sn_unlock_mine(ctx, &qp->sq.exec);
 	return err;
 }
 
@@ -225,15 +228,15 @@ static int quiesce(struct sn_priv_qp *priv, uint32_t state)
 		return EBUSY;
 	atomic_store(&qp->state, IBV_QPS_RESET);
 	if (!sn_lock(ctx, &rq->lock)) { /* whoever took a receive before saw the old state */
-		sn_unlock(ctx, &qp->sq.exec);
+		sn_unlock_mine(ctx, &qp->sq.exec);
 		return EBUSY;
 	}
-	sn_unlock(ctx, &rq->lock);
+	sn_unlock(&rq->lock);
 	if (sn_wait_claims(ctx, qp->qpn, 0) && sn_place_lazy(ctx, &own, NULL)) {
 		make_empty(priv, state);
 		priv->dirty = false;
 	}
-	sn_unlock(ctx, &qp->sq.exec);
+	sn_unlock_mine(ctx, &qp->sq.exec);
 	return priv->dirty ? EBUSY : 0;
 }
 

@@ -5,6 +5,25 @@
 
 /* ---- the requester's own checks ---------------------------------------------------------- */
 
+/* Which regions the request is going to touch, as far as R can tell: known up front they cost one
+ * fence together. A send most likely goes where the last one went. */
+bool sn_name_keys(struct job *j)
+{
+	struct sn_swqe *w = j->w;
+	bool more = false;
+	if (!(w->flags & IBV_SEND_INLINE))
+		for (uint32_t i = 0; i < w->num_sge && i < SN_MAX_SGE; i++)
+			if (w->sge[i].length)
+				more |= sn_claim_name(j->claim, 0, w->sge[i].lkey);
+	if (is_send(w->opcode)) {
+		if (j->r->qp->sq.last_key)
+			more |= sn_claim_name(j->claim, 1, j->r->qp->sq.last_key);
+	} else if (w->length) {
+		more |= sn_claim_name(j->claim, 1, w->rkey);
+	}
+	return more;
+}
+
 static enum ibv_wc_status gather(struct job *j)
 {
 	struct sn_swqe *w = j->w;
@@ -20,9 +39,6 @@ static enum ibv_wc_status gather(struct job *j)
 	if (is_inbound(w->opcode) && !qp->max_rd_atomic)
 		return IBV_WC_LOC_QP_OP_ERR;
 	if (!(w->flags & IBV_SEND_INLINE)) {
-		for (uint32_t i = 0; i < w->num_sge; i++)
-			if (w->sge[i].length)
-				sn_claim_key(j->claim, 0, w->sge[i].lkey);
 		for (uint32_t i = 0; i < w->num_sge; i++) {
 			struct sn_sge s = w->sge[i];
 			struct sn_mr mr;
@@ -128,7 +144,7 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 	if (!sn_lock(j->ctx, &rq->lock))
 		return WAIT_PEER;
 	if (!can_receive(atomic_load(&qp->state))) {
-		sn_unlock(j->ctx, &rq->lock);
+		sn_unlock(&rq->lock);
 		return WAIT_PEER;
 	}
 	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed);
@@ -137,10 +153,10 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 		atomic_store_explicit(&rq->waiting, 1, memory_order_relaxed);
 		if (qp->srq >= 0)
 			atomic_fetch_or(&sn_srq_at(seg, qp->srq)->waiters[index / 64], 1ULL << index % 64);
-		sn_unlock(j->ctx, &rq->lock);
+		sn_unlock(&rq->lock);
 		return WAIT_RNR;
 	}
-	*item = ((uint32_t *)sn_at(seg, rq->ring))[head & (rq->size - 1)];
+	*item = sn_rq_item(seg, rq, head);
 	struct sn_rwqe *w = sn_rwqe_at(seg, rq, *item);
 	atomic_store_explicit(&w->qp, index, memory_order_relaxed);
 	atomic_store_explicit(&w->state, SN_RWQE_TAKEN, memory_order_release);
@@ -154,7 +170,7 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 		else
 			limit = 0;
 	}
-	sn_unlock(j->ctx, &rq->lock);
+	sn_unlock(&rq->lock);
 	if (limit)
 		sn_async_raise(j->ctx, j->t, IBV_EVENT_SRQ_LIMIT_REACHED, (uint32_t)qp->srq,
 			       atomic_load(&sn_srq_at(seg, qp->srq)->epoch));
@@ -191,6 +207,7 @@ static int complete_receive(struct job *j, uint32_t item, enum ibv_wc_status sta
 static enum ibv_wc_status scatter(struct job *j, struct sn_rwqe *rw, uint64_t length, struct sn_piece *far, int *num_far)
 {
 	uint64_t room = 0, left = length;
+	bool more = false;
 	*num_far = 0;
 	if (rw->num_sge > SN_MAX_SGE)
 		return IBV_WC_LOC_QP_OP_ERR;
@@ -200,7 +217,9 @@ static enum ibv_wc_status scatter(struct job *j, struct sn_rwqe *rw, uint64_t le
 		return IBV_WC_LOC_LEN_ERR;
 	for (uint32_t i = 0; i < rw->num_sge; i++)
 		if (rw->sge[i].length)
-			sn_claim_key(j->claim, 1, rw->sge[i].lkey);
+			more |= sn_claim_name(j->claim, 1, j->r->qp->sq.last_key = rw->sge[i].lkey);
+	if (more)
+		sn_claim_publish();
 	for (uint32_t i = 0; i < rw->num_sge && left; i++) {
 		struct sn_sge s = rw->sge[i];
 		struct sn_mr mr;
@@ -228,13 +247,17 @@ static bool reachable(const struct sn_piece *p, int n)
 static bool put_lazily(struct job *j, uint32_t item, struct sn_rwqe *rw)
 {
 	struct sn_qp *qp = j->t->qp;
+	uint8_t *small = sn_rwqe_small(sn_rq_of(j->t->seg, qp), rw);
 	uint32_t made = atomic_load_explicit(&qp->lazy_made, memory_order_relaxed);
 	uint64_t at = 0;
-	if (j->w->length > SN_SMALL || j->r->peer ||
-	    made - atomic_load_explicit(&qp->lazy_polled, memory_order_acquire) >= SN_LAZY)
+	if (j->w->length > SN_SMALL || j->r->peer)
+		return false;
+	if (made - qp->lazy_seen >= SN_LAZY)
+		qp->lazy_seen = atomic_load_explicit(&qp->lazy_polled, memory_order_acquire);
+	if (made - qp->lazy_seen >= SN_LAZY)
 		return false;
 	for (int i = 0; i < j->num_near; i++) {
-		memcpy(rw->small + at, j->near[i].ptr, j->near[i].len);
+		memcpy(small + at, j->near[i].ptr, j->near[i].len);
 		at += j->near[i].len;
 	}
 	rw->lazy_len = j->w->length;
@@ -367,6 +390,8 @@ static enum verdict do_datagram(struct job *j)
 	sn_claim_end(j->claim);
 	j->t = &t;
 	j->claim = sn_claim_begin(j->ctx, j->r, j->t);
+	sn_name_keys(j);
+	sn_claim_publish();
 	j->num_near = 0;
 	j->status = gather(j); /* again, under the new claim */
 	if (j->status != IBV_WC_SUCCESS)

@@ -12,9 +12,14 @@ uint32_t sn_round_pow2(uint32_t n)
 	return p;
 }
 
-static uint32_t rwqe_stride(uint32_t max_sge)
+static uint32_t rwqe_head(uint32_t max_sge)
 {
 	return (uint32_t)((sizeof(struct sn_rwqe) + max_sge * sizeof(struct sn_sge) + 63) & ~63UL);
+}
+
+static uint32_t rwqe_stride(uint32_t max_sge)
+{
+	return rwqe_head(max_sge) + SN_SMALL;
 }
 
 uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge)
@@ -22,11 +27,13 @@ uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge)
 	return size ? (uint64_t)size * rwqe_stride(max_sge) + ((size * sizeof(uint32_t) + 63) & ~63UL) : 0;
 }
 
-void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge)
+void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge, bool ordered)
 {
 	rq->size = size;
 	rq->max_sge = max_sge;
+	rq->small = rwqe_head(max_sge);
 	rq->stride = rwqe_stride(max_sge);
+	rq->ordered = ordered;
 	rq->wqes = at;
 	rq->ring = at + (uint64_t)size * rq->stride;
 	atomic_store(&rq->head, 0);
@@ -70,14 +77,22 @@ void sn_free_list_put(struct sn_free_list *f, uint32_t item)
 	sn_unspin(&f->lock);
 }
 
+/* With the queue's lock held: the entry that comes next, filled in, not yet to be seen. */
 static int fill(struct sn_seg *seg, struct sn_rq *rq, struct sn_free_list *free, const struct ibv_recv_wr *wr,
-		uint32_t *item)
+		uint32_t tail, uint32_t *item)
 {
 	struct sn_rwqe *w;
 	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > rq->max_sge)
 		return EINVAL;
-	if (!rq->size || !sn_free_list_get(free, item))
+	if (!rq->size)
 		return ENOMEM;
+	if (rq->ordered) {
+		*item = tail & (rq->size - 1);
+		if (atomic_load_explicit(&sn_rwqe_at(seg, rq, *item)->state, memory_order_acquire) != SN_RWQE_FREE)
+			return ENOMEM;
+	} else if (!sn_free_list_get(free, item)) {
+		return ENOMEM;
+	}
 	w = sn_rwqe_at(seg, rq, *item);
 	/* in this order: flush_taken() may be looking at the entry's earlier life */
 	atomic_store_explicit(&w->serial, atomic_load_explicit(&w->serial, memory_order_relaxed) + 1, memory_order_relaxed);
@@ -90,12 +105,20 @@ static int fill(struct sn_seg *seg, struct sn_rq *rq, struct sn_free_list *free,
 	return 0;
 }
 
-static void append(struct sn_seg *seg, struct sn_rq *rq, uint32_t item)
+static void append(struct sn_seg *seg, struct sn_rq *rq, uint32_t tail, uint32_t item)
 {
-	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed);
-	uint32_t *ring = sn_at(seg, rq->ring);
-	ring[tail & (rq->size - 1)] = item;
+	if (!rq->ordered)
+		((uint32_t *)sn_at(seg, rq->ring))[tail & (rq->size - 1)] = item;
 	atomic_store_explicit(&rq->tail, tail + 1, memory_order_release);
+}
+
+/* With the queue's lock held: does a sender wait for what was just posted? */
+static bool was_waited_for(struct sn_rq *rq)
+{
+	if (!atomic_load_explicit(&rq->waiting, memory_order_relaxed))
+		return false;
+	atomic_store_explicit(&rq->waiting, 0, memory_order_relaxed);
+	return true;
 }
 
 static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t item, uint64_t wr_id, uint32_t serial)
@@ -116,6 +139,19 @@ static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t i
 	sn_cq_push(ctx, side, qp->recv_cq, &e, true);
 }
 
+/* With the queue's lock held: what is posted comes out again. */
+static void flush_posted(struct sn_ctx *ctx, const struct sn_side *side)
+{
+	struct sn_rq *rq = &side->qp->rq;
+	uint32_t head = atomic_load(&rq->head), tail = atomic_load(&rq->tail);
+	while (head != tail && atomic_load(&side->qp->state) == IBV_QPS_ERR) {
+		uint32_t item = sn_rq_item(side->seg, rq, head);
+		struct sn_rwqe *w = sn_rwqe_at(side->seg, rq, item);
+		atomic_store(&rq->head, ++head);
+		flush_one(ctx, side, item, w->wr_id, w->serial);
+	}
+}
+
 /* Every receive of a QP in error completes with a flush status. Shared queues keep theirs. */
 void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
 {
@@ -127,15 +163,8 @@ void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
 	}
 	if (!qp->rq.size || !sn_lock(ctx, &qp->rq.lock))
 		return;
-	uint32_t *ring = sn_at(side->seg, qp->rq.ring);
-	uint32_t head = atomic_load(&qp->rq.head), tail = atomic_load(&qp->rq.tail);
-	while (head != tail && atomic_load(&qp->state) == IBV_QPS_ERR) {
-		uint32_t item = ring[head & (qp->rq.size - 1)];
-		struct sn_rwqe *w = sn_rwqe_at(side->seg, &qp->rq, item);
-		atomic_store(&qp->rq.head, ++head);
-		flush_one(ctx, side, item, w->wr_id, w->serial);
-	}
-	sn_unlock(ctx, &qp->rq.lock);
+	flush_posted(ctx, side);
+	sn_unlock(&qp->rq.lock);
 }
 
 /* Receives of this context's QP that a sender took and will never complete: it died with them, or
@@ -187,26 +216,16 @@ int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
 		err = EPERM;
 	else if (qp->srq >= 0 || atomic_load(&qp->state) == IBV_QPS_RESET)
 		err = EINVAL;
-	for (; !err && wr; wr = wr->next) {
-		uint32_t item;
-		err = fill(ctx->seg, &qp->rq, &priv->free, wr, &item);
-		if (err)
-			break;
-		if (!sn_lock(ctx, &qp->rq.lock)) {
-			sn_free_list_put(&priv->free, item);
-			err = EBUSY;
-			break;
+	else if (!sn_lock(ctx, &qp->rq.lock))
+		err = EBUSY;
+	if (!err) {
+		uint32_t tail = atomic_load_explicit(&qp->rq.tail, memory_order_relaxed), item;
+		for (; wr && !(err = fill(ctx->seg, &qp->rq, &priv->free, wr, tail, &item)); wr = wr->next) {
+			append(ctx->seg, &qp->rq, tail++, item);
+			flush_posted(ctx, &side); /* nothing, but for a QP in error */
 		}
-		if (atomic_load(&qp->state) == IBV_QPS_ERR) {
-			flush_one(ctx, &side, item, wr->wr_id, sn_rwqe_at(ctx->seg, &qp->rq, item)->serial);
-		} else {
-			append(ctx->seg, &qp->rq, item);
-			if (atomic_load_explicit(&qp->rq.waiting, memory_order_relaxed)) {
-				atomic_store_explicit(&qp->rq.waiting, 0, memory_order_relaxed);
-				waited = true;
-			}
-		}
-		sn_unlock(ctx, &qp->rq.lock);
+		waited = was_waited_for(&qp->rq);
+		sn_unlock(&qp->rq.lock);
 	}
 	if (err)
 		*bad = wr;
@@ -238,22 +257,14 @@ int sn_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_rec
 	bool waited = false;
 	int err = sn_foreign(ctx) ? EPERM : 0;
 
-	for (; !err && wr; wr = wr->next) {
-		uint32_t item;
-		err = fill(ctx->seg, rq, &priv->free, wr, &item);
-		if (err)
-			break;
-		if (!sn_lock(ctx, &rq->lock)) {
-			sn_free_list_put(&priv->free, item);
-			err = EBUSY;
-			break;
-		}
-		append(ctx->seg, rq, item);
-		if (atomic_load_explicit(&rq->waiting, memory_order_relaxed)) {
-			atomic_store_explicit(&rq->waiting, 0, memory_order_relaxed);
-			waited = true;
-		}
-		sn_unlock(ctx, &rq->lock);
+	if (!err && !sn_lock(ctx, &rq->lock))
+		err = EBUSY;
+	if (!err) {
+		uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed), item;
+		for (; wr && !(err = fill(ctx->seg, rq, &priv->free, wr, tail, &item)); wr = wr->next)
+			append(ctx->seg, rq, tail++, item);
+		waited = was_waited_for(rq);
+		sn_unlock(&rq->lock);
 	}
 	if (err)
 		*bad = wr;

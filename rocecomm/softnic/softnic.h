@@ -72,6 +72,7 @@ struct sn_priv_cq {
 	uint32_t index;
 	_Atomic int users;
 	_Atomic uint32_t poll_lock;
+	_Atomic uint64_t glance; /* count of changes << 38 | ring << 8 | log2(size) */
 	_Atomic uint32_t pending; /* some QP of this CQ may have work that waits */
 	uint64_t late_since; /* the next completion waits for its payload since then */
 	_Atomic uint32_t empty_polls; /* relaxed: several threads may poll */
@@ -193,7 +194,19 @@ uint64_t sn_now(void);
 uint64_t sn_now_coarse(void);
 bool sn_try_lock(struct sn_ctx *ctx, struct sn_lock *l);
 bool sn_lock(struct sn_ctx *ctx, struct sn_lock *l); /* false: the holder is stopped */
-void sn_unlock(struct sn_ctx *ctx, struct sn_lock *l);
+void sn_unlock_mine(struct sn_ctx *ctx, struct sn_lock *l);
+static inline void sn_unlock(struct sn_lock *l) /* only the dead lose such a lock */
+{
+	atomic_store_explicit(&l->owner, 0, memory_order_release);
+}
+static inline void sn_fence_after_rmw(void) /* where a locked instruction is a full fence already */
+{
+#if defined(__x86_64__)
+	atomic_signal_fence(memory_order_seq_cst);
+#else
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
 void sn_spin(_Atomic uint32_t *l);
 static inline void sn_unspin(_Atomic uint32_t *l)
 {
@@ -267,6 +280,8 @@ void sn_pool_forked(void);
 
 /* ---- claim.c */
 struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t);
+bool sn_claim_name(struct sn_claim *c, int side, uint32_t key);
+void sn_claim_publish(void);
 void sn_claim_key(struct sn_claim *c, int side, uint32_t key);
 void sn_claim_end(struct sn_claim *c);
 bool sn_wait_claims(struct sn_ctx *ctx, uint32_t qpn, uint32_t key);
@@ -298,7 +313,7 @@ void sn_async_raise(struct sn_ctx *ctx, const struct sn_side *side, enum ibv_eve
 /* ---- rq.c */
 uint32_t sn_round_pow2(uint32_t n);
 uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge);
-void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge);
+void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge, bool ordered);
 int sn_free_list_init(struct sn_free_list *f, uint32_t size, uint32_t usable);
 bool sn_free_list_get(struct sn_free_list *f, uint32_t *item);
 void sn_free_list_put(struct sn_free_list *f, uint32_t item);

@@ -42,7 +42,7 @@ SN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 		atomic_store(&srq->srq->limit, init->attr.srq_limit);
 		for (uint32_t w = 0; w < SN_QPS / 64; w++)
 			atomic_store(&srq->srq->waiters[w], 0);
-		sn_rq_init(ctx->seg, &srq->srq->rq, at, size, sge);
+		sn_rq_init(ctx->seg, &srq->srq->rq, at, size, sge, false);
 		ctx->srqs[i] = srq;
 	}
 	pthread_mutex_unlock(&ctx->lock);
