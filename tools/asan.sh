@@ -1,10 +1,12 @@
 #!/bin/bash
-# The C tests and the test suite with softnic and the extensions under ASan and UBSan, in a
-# copy of the tree under build/asan, so that it never mixes with the normal build.
+# The C tests and the test suite, stock programs and rdma-core's suite included, with softnic and
+# the extensions under ASan and UBSan, in a copy of the tree under build/asan, so that it
+# never mixes with the normal build. ARGS are pytest's: tests/stock runs the stock programs only.
 #
-# Leaks: the C tests count every one as an error. In Python processes detect_leaks is off,
-# since CPython and NumPy keep memory to the end on purpose; what the library itself may
-# keep is bounded by the tests of repeated connect and register.
+# Leaks: the C tests count every one as an error. In stock programs those count that the library
+# made (tools/sanitizer_reports.py). In Python processes detect_leaks is off, since CPython
+# and NumPy keep memory to the end on purpose; what the library itself may keep is bounded by
+# the tests of repeated connect and register.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -30,10 +32,9 @@ export PYTHONMALLOC=malloc PYTHONPATH=$tree ROCECOMM_TEST_SLOW=${ROCECOMM_TEST_S
 preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
 rc=0
 LD_PRELOAD=$preload "$root/.venv/bin/python" -m pytest -q -p no:cacheprovider --ignore=tests/roce "$@" || rc=$?
-found=$(ls "$reports".* 2>/dev/null || true)
-if [ -n "$found" ]; then
-    head -n 60 $found
-    echo "asan: $(echo "$found" | wc -l) sanitizer reports, in build/asan" >&2
-    exit 1
+shopt -s nullglob
+found=("$reports".*)
+if [ ${#found[@]} -gt 0 ]; then
+    "$root/.venv/bin/python" tools/sanitizer_reports.py "${found[@]}" || rc=1
 fi
 exit "$rc"
