@@ -28,6 +28,7 @@ from setuptools.command.build_ext import build_ext as _build_ext
 ROOT = Path(__file__).resolve().parent
 os.chdir(ROOT)
 SOFTNIC = Path("rocecomm/softnic")
+API = SOFTNIC / "softnic_api.h"  # for C programs
 SAN = ",".join(s.strip() for s in os.environ.get("SAN", "").split(",") if s.strip())
 JOBS = int(os.environ.get("ROCECOMM_BUILD_JOBS", "2"))
 # objects of a sanitizer build never mix with those of the normal one
@@ -217,6 +218,7 @@ class build_ext(_build_ext):
             if library:
                 place = Path("." if self._in_tree else self.build_lib)
                 put(library, place / SOFTNIC / "libsoftnic.so")
+                put(API, place / API)
             super().run()
 
     def build_extension(self, ext):
@@ -241,7 +243,7 @@ class build_ext(_build_ext):
     def get_outputs(self):
         outputs = super().get_outputs()
         if any(SOFTNIC.glob("*.c")):
-            outputs.append(str(Path(self.build_lib) / SOFTNIC / "libsoftnic.so"))
+            outputs += [str(Path(self.build_lib) / f) for f in (SOFTNIC / "libsoftnic.so", API)]
         return outputs
 
 

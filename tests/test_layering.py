@@ -108,6 +108,7 @@ def test_plan_imports_nothing_of_the_package():
 
 def test_top_level_imports_are_numpy_and_the_standard_library():
     for path in PACKAGE.rglob("*.py"):
+        also = {"pytest"} if path.name == "testing.py" else set()   # fixtures; nobody imports it
         for node in ast.parse(path.read_text()).body:
             names = []
             if isinstance(node, ast.Import):
@@ -116,8 +117,14 @@ def test_top_level_imports_are_numpy_and_the_standard_library():
                 names = [node.module]
             for name in names:
                 top = name.split(".")[0]
-                assert top in ("numpy", "rocecomm") or top in sys.stdlib_module_names, \
+                assert top in {"numpy", "rocecomm", *also} or top in sys.stdlib_module_names, \
                     f"{path.relative_to(ROOT)} imports {name} at import time"
+
+
+def test_nobody_imports_the_fixtures():
+    assert (PACKAGE / "testing.py").exists()
+    users = [p.name for p in sources() if "rocecomm.testing" in set(imported(p)) - {p.stem}]
+    assert not users, f"{users} import rocecomm.testing, which needs pytest"
 
 
 def test_verbs_header_is_declared_in_one_place():

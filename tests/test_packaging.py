@@ -260,3 +260,17 @@ def test_package_data_is_found_by_setup(tmp_path):
         want = path.with_suffix(".pyi") if path.suffix == ".pyx" else path
         assert name_of(want) in shipped
     assert not [s for s in shipped if s.endswith((".c", ".o"))]
+
+
+def test_header_for_c_programs(tmp_path):
+    """Declares all that libsoftnic exports beside libibverbs' symbols, in C and C++, and ships."""
+    header = PACKAGE / "softnic" / "softnic_api.h"
+    defined = tool("nm", "-D", "--defined-only", PACKAGE / "softnic" / "libsoftnic.so")
+    exported = set(re.findall(r" T (softnic_\w+)", defined))
+    assert exported == set(re.findall(r"^[^ *].*?(softnic_\w+)\(", header.read_text(), re.M))
+    for language in ("c", "c++"):
+        tool("gcc", "-fsyntax-only", "-Wall", "-Werror", "-x", language, header)
+    code = "import setup; c = setup.build_ext(setup.Distribution({'name': 'x'})); c.build_lib = 'lib'; " \
+           "c.extensions = []; c.inplace = 0; print(c.get_outputs())"
+    assert "lib/rocecomm/softnic/softnic_api.h" in tool(
+        sys.executable, "-c", "import sys; sys.argv[1:] = ['-q', '--version']; " + code)

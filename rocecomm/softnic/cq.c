@@ -437,8 +437,10 @@ int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
 			atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
 			return got;
 		}
-		if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed))
-			return -EOVERFLOW; /* completions were lost: the queue is dead, as on a NIC */
+		if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed)) {
+			errno = EOVERFLOW; /* completions were lost: the queue is dead, as on a NIC */
+			return -EOVERFLOW;
+		}
 		if (again || !sn_cq_was_empty(cq))
 			break;
 	}
