@@ -139,7 +139,7 @@ static bool modify(struct sn_ctx *ctx, struct sn_stage_half *h, uint64_t at)
 		if (ok && (add || old == operand))
 			ok = move(ctx->seg_fd, at, false, &word, 1, 0, 8);
 	}
-	sn_unlock(ctx, &ctx->seg->atomics);
+	sn_unlock(&ctx->seg->atomics);
 	h->old = old;
 	return ok;
 }
@@ -311,7 +311,7 @@ static bool lock_slot(struct sn_ctx *ctx, struct sn_stage_slot *slot, bool look)
 		return false;
 	if (clean(slot))
 		return true;
-	sn_unlock(ctx, &slot->lock);
+	sn_unlock(&slot->lock);
 	return false;
 }
 
@@ -374,7 +374,7 @@ static void leave_slot(struct sn_ctx *ctx, const struct sn_side *side, struct sn
 		for (int i = 0; i < 2; i++)
 			if (atomic_load(&slot->half[i].state) == SN_STAGE_BUSY)
 				await(side, &slot->half[i]);
-	sn_unlock(ctx, &slot->lock);
+	sn_unlock(&slot->lock);
 }
 
 enum sn_copy_result sn_stage_copy(struct sn_ctx *ctx, const struct sn_side *side, bool write, const struct sn_piece *local,
