@@ -54,11 +54,11 @@ bench-softnic: ## perftest on soft0 against raw C loops, in one run; ARGS='--row
 	@tools/setup.sh perftest
 	$(PY) benchmarks/softnic/run.py $(ARGS)
 
-lint: ## ruff, types of the stubs, layering and packaging rules
+lint: ## ruff, types of the stubs, layering and packaging rules, ABI
 	@tools/setup.sh test lint
 	.venv/bin/ruff check rocecomm tests examples benchmarks tools setup.py
 	@tools/check_stubs.sh
-	$(PYTEST) -q tests/test_layering.py tests/test_packaging.py
+	$(PYTEST) -q tests/test_layering.py tests/test_packaging.py tests/test_abi.py
 
 clean: ## removes everything that was built, .venv too
 	rm -rf build dist .venv *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

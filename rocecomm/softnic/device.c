@@ -71,14 +71,14 @@ uint32_t sn_mtu_bytes(void)
 	return 128u << mtu();
 }
 
-static unsigned index_of(struct ibv_device *device)
+unsigned sn_device_number(const struct ibv_device *device)
 {
-	return (unsigned)((struct sn_device *)device - devices);
+	return (unsigned)((const struct sn_device *)device - devices);
 }
 
 unsigned sn_device_index(struct ibv_context *context)
 {
-	return index_of(context->device);
+	return sn_device_number(context->device);
 }
 
 SN_EXPORT struct ibv_device **ibv_get_device_list(int *num)
@@ -114,12 +114,12 @@ SN_EXPORT const char *ibv_get_device_name(struct ibv_device *device)
 
 SN_EXPORT int ibv_get_device_index(struct ibv_device *device)
 {
-	return (int)index_of(device);
+	return (int)sn_device_number(device);
 }
 
 SN_EXPORT __be64 ibv_get_device_guid(struct ibv_device *device)
 {
-	uint8_t guid[8] = { 0x02, 0x73, 0x6f, 0xff, 0xfe, 0x66, 0x74, (uint8_t)index_of(device) };
+	uint8_t guid[8] = { 0x02, 0x73, 0x6f, 0xff, 0xfe, 0x66, 0x74, (uint8_t)sn_device_number(device) };
 	__be64 v;
 	memcpy(&v, guid, 8);
 	return v;
@@ -132,6 +132,8 @@ SN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 	memset(a, 0, sizeof(*a));
 	snprintf(a->fw_ver, sizeof(a->fw_ver), "softnic-%u", SN_LAYOUT_VERSION);
 	a->node_guid = a->sys_image_guid = ibv_get_device_guid(context->device);
+	a->vendor_id = 0x02736f; /* of the GUID: an identifier that nobody is assigned */
+	a->hw_ver = 1;
 	a->max_mr_size = sn_max_region();
 	a->page_size_cap = ~(SN_PAGE - 1);
 	a->max_qp = SN_QPS - 2;
@@ -165,6 +167,16 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 		return EINVAL;
 	ibv_query_device(context, &full.orig_attr);
 	full.phys_port_cnt_ex = 1;
+	full.max_dm_size = SN_MAX_DM;
+	/* nothing is pinned, so paging on demand is what happens anyway */
+	full.odp_caps.general_caps = IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT;
+	full.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+						       IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ |
+						       IBV_ODP_SUPPORT_ATOMIC | IBV_ODP_SUPPORT_SRQ_RECV;
+	full.odp_caps.per_transport_caps.uc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+						       IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_SRQ_RECV;
+	full.odp_caps.per_transport_caps.ud_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV |
+						       IBV_ODP_SUPPORT_SRQ_RECV;
 	full.completion_timestamp_mask = UINT64_MAX; /* of CLOCK_MONOTONIC, in ns */
 	full.hca_core_clock = 1000000;		     /* kHz */
 	memset(attr, 0, size);
@@ -202,29 +214,29 @@ SN_EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct _
 	return query_port(context, port, (struct ibv_port_attr *)attr, offsetof(struct ibv_port_attr, port_cap_flags2));
 }
 
-static int gid_at(struct ibv_context *context, uint32_t index, union ibv_gid *gid)
+bool sn_gid(unsigned device, uint32_t index, union ibv_gid *gid)
 {
-	unsigned device = index_of(context->device);
+	const __be64 guid = ibv_get_device_guid(&devices[device % MAX_DEVICES].ibv);
 	memset(gid, 0, sizeof(*gid));
 	switch (index) {
 	case 0: /* link-local, from the GUID */
 		gid->raw[0] = 0xfe;
 		gid->raw[1] = 0x80;
-		gid->global.interface_id = ibv_get_device_guid(context->device);
+		gid->global.interface_id = guid;
 		gid->raw[8] ^= 2;
-		return 1;
+		return true;
 	case 1: /* IPv4-mapped: the device reaches this host only */
 		gid->raw[10] = gid->raw[11] = 0xff;
 		gid->raw[12] = 127;
 		gid->raw[15] = (uint8_t)(device + 1);
-		return 1;
+		return true;
 	case 2: /* a unique local address, RFC 4193 */
 		gid->raw[0] = 0xfd;
 		gid->raw[1] = 0x73;
-		gid->global.interface_id = ibv_get_device_guid(context->device);
-		return 1;
+		gid->global.interface_id = guid;
+		return true;
 	default:
-		return 0;
+		return false;
 	}
 }
 
@@ -234,7 +246,7 @@ SN_EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index
 		errno = EINVAL;
 		return -1;
 	}
-	gid_at(context, (uint32_t)index, gid); /* an empty entry is a zero GID */
+	sn_gid(sn_device_number(context->device), (uint32_t)index, gid); /* an empty entry is a zero GID */
 	return 0;
 }
 
@@ -244,7 +256,7 @@ SN_EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint
 	struct ibv_gid_entry e = { .gid_index = index, .port_num = port, .gid_type = IBV_GID_TYPE_ROCE_V2 };
 	if (port != 1 || index >= SN_GID_TABLE || flags)
 		return EINVAL;
-	if (!gid_at(context, index, &e.gid))
+	if (!sn_gid(sn_device_number(context->device), index, &e.gid))
 		return ENODATA;
 	memcpy(entry, &e, size < sizeof(e) ? size : sizeof(e));
 	return 0;
@@ -254,9 +266,9 @@ SN_EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_g
 				       uint32_t flags, size_t size)
 {
 	size_t n = 0;
-	if (flags)
-		return -EINVAL;
-	for (uint32_t i = 0; i < SN_GIDS && n < max; i++)
+	if (flags || max < SN_GIDS)
+		return -EINVAL; /* too little room is an error, not a shorter answer */
+	for (uint32_t i = 0; i < SN_GIDS; i++)
 		if (_ibv_query_gid_ex(context, 1, i, (struct ibv_gid_entry *)((char *)entries + n * size), 0, size) == 0)
 			n++;
 	return (ssize_t)n;
@@ -345,6 +357,7 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	}
 	let_peers_in();
 	atomic_store(&ctx->objects, 1);
+	atomic_store(&ctx->opens, 1);
 	uint32_t start = 0;
 	if (getrandom(&start, sizeof(start), 0) == sizeof(start))
 		ctx->key_start = start;
@@ -354,6 +367,13 @@ SN_EXPORT struct ibv_context *ibv_open_device(struct ibv_device *device)
 	ctx->vctx.create_qp_ex = sn_create_qp_ex;
 	ctx->vctx.create_cq_ex = sn_create_cq_ex;
 	ctx->vctx.query_rt_values = sn_query_rt_values;
+	ctx->vctx.advise_mr = sn_advise_mr;
+	ctx->vctx.alloc_dm = sn_alloc_dm;
+	ctx->vctx.free_dm = sn_free_dm;
+	ctx->vctx.reg_dm_mr = sn_reg_dm_mr;
+	ctx->vctx.alloc_td = sn_alloc_td;
+	ctx->vctx.dealloc_td = sn_dealloc_td;
+	ctx->vctx.alloc_parent_domain = sn_alloc_parent_domain;
 	c = &ctx->vctx.context;
 	c->device = device;
 	c->ops = sn_context_ops;
@@ -404,6 +424,9 @@ SN_EXPORT int ibv_close_device(struct ibv_context *context)
 	struct sn_ctx *ctx = sn_ctx_of(context);
 	if (sn_foreign(ctx))
 		return 0; /* the parent's; the child's copy of the mappings goes with the child */
+	if (atomic_fetch_sub(&ctx->opens, 1) > 1)
+		return 0; /* imported more often than closed */
+	atomic_store(&ctx->opens, 1);
 	if (atomic_load(&ctx->objects) > 1 && !abandon(ctx))
 		return EBUSY; /* a peer is stopped with its hands on our memory */
 	sn_fabric_leave(ctx);
@@ -414,9 +437,25 @@ SN_EXPORT int ibv_close_device(struct ibv_context *context)
 	return 0;
 }
 
+/* Not declared in verbs.h, but public. */
+SN_EXPORT int ibv_dontfork_range(void *base, size_t size);
+SN_EXPORT int ibv_dofork_range(void *base, size_t size);
+
 SN_EXPORT int ibv_fork_init(void)
 {
 	return 0; /* memory is not pinned, a fork needs no protection */
+}
+
+SN_EXPORT int ibv_dontfork_range(void *base, size_t size)
+{
+	(void)base, (void)size;
+	return 0;
+}
+
+SN_EXPORT int ibv_dofork_range(void *base, size_t size)
+{
+	(void)base, (void)size;
+	return 0;
 }
 
 SN_EXPORT enum ibv_fork_status ibv_is_fork_initialized(void)

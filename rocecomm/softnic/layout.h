@@ -35,6 +35,7 @@
 #define SN_MAX_WR 16384u
 #define SN_MAX_INLINE 1024u
 #define SN_MAX_RD_ATOM 16
+#define SN_MAX_DM (1ULL << 20) /* device memory of one context */
 #define SN_BIG (1u << 20)    /* transfers from here on are cut into chunks */
 #define SN_CHUNK (256u << 10)
 #define SN_CALLS 16

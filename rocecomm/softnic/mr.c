@@ -1,43 +1,13 @@
-/* Protection domains and memory regions. */
+/* Memory regions and their keys. */
 #define _GNU_SOURCE
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "softnic.h"
 
 #define REMOTE (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
-#define KNOWN_ACCESS (IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB)
-
-SN_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
-{
-	struct sn_ctx *ctx = sn_ctx_of(context);
-	struct sn_priv_pd *pd;
-	if (sn_foreign(ctx)) {
-		errno = EPERM;
-		return NULL;
-	}
-	pd = calloc(1, sizeof(*pd));
-	if (!pd)
-		return NULL;
-	pthread_mutex_lock(&ctx->lock);
-	pd->ibv.context = context;
-	pd->ibv.handle = ++ctx->next_pd;
-	pthread_mutex_unlock(&ctx->lock);
-	atomic_fetch_add(&ctx->objects, 1);
-	return &pd->ibv;
-}
-
-SN_EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
-{
-	struct sn_priv_pd *pd = sn_container(ibv, struct sn_priv_pd, ibv);
-	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
-	if (sn_foreign(ctx))
-		return 0;
-	if (atomic_load(&pd->users))
-		return EBUSY;
-	free(pd);
-	sn_object_gone(ctx);
-	return 0;
-}
+#define KNOWN_ACCESS (IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB | \
+		      IBV_ACCESS_ON_DEMAND)
 
 int sn_mr_take(struct sn_ctx *ctx, uint32_t *index)
 {
@@ -68,8 +38,6 @@ int sn_mr_take(struct sn_ctx *ctx, uint32_t *index)
 static int check_access(int access)
 {
 	int flags = access & ~(int)IBV_ACCESS_OPTIONAL_RANGE;
-	if (flags & IBV_ACCESS_ON_DEMAND)
-		return EOPNOTSUPP;
 	if (flags & ~KNOWN_ACCESS)
 		return EINVAL;
 	if ((flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) && !(flags & IBV_ACCESS_LOCAL_WRITE))
@@ -77,7 +45,8 @@ static int check_access(int access)
 	return 0;
 }
 
-static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
+/* `dm`: memory of the device itself, of which an empty piece is allowed. */
+struct ibv_mr *sn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access, bool dm)
 {
 	struct sn_ctx *ctx = sn_ctx_of(pd->context);
 	struct sn_priv_mr *mr;
@@ -85,10 +54,14 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	uint32_t index = 0;
 	int err = sn_foreign(ctx) ? EPERM : check_access(access);
 
+	bool demand = access & IBV_ACCESS_ON_DEMAND; /* looked at when it is used */
+	bool everything = demand && !addr && length == SIZE_MAX && !iova;
+
 	/* the iova and the address lie at the same place of their pages, as for the kernel */
-	if (!err && (!length || length > sn_max_region() || (iova - (uintptr_t)addr) % SN_PAGE))
+	if (!err && !everything && ((!length && !dm) || length > sn_max_region() || (iova - (uintptr_t)addr) % SN_PAGE ||
+				    (uintptr_t)addr + length < length))
 		err = EINVAL;
-	if (!err)
+	if (!err && !demand && length)
 		err = sn_vma_check((uintptr_t)addr, length, access & IBV_ACCESS_LOCAL_WRITE, &vma);
 	mr = err ? NULL : calloc(1, sizeof(*mr));
 	if (!err && !mr)
@@ -103,7 +76,9 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 			e->iova = access & IBV_ACCESS_ZERO_BASED ? 0 : iova;
 			e->length = length;
 			e->host = (uintptr_t)addr;
-			sn_pool_find(ctx, (uintptr_t)addr, length, &vma, e);
+			e->pool = 0;
+			if (!demand && length)
+				sn_pool_find(ctx, (uintptr_t)addr, length, &vma, e);
 			e->tag = ((e->tag ? e->tag : ctx->key_start) + 1) & 0xffff;
 			if (!e->tag)
 				e->tag = 1;
@@ -123,24 +98,24 @@ static struct ibv_mr *reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	mr->ibv.addr = addr;
 	mr->ibv.length = length;
 	mr->ibv.handle = index;
-	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	sn_pd_get(pd);
 	return &mr->ibv;
 }
 
 SN_EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
-	return reg_mr(pd, addr, length, (uintptr_t)addr, access);
+	return sn_reg_mr(pd, addr, length, (uintptr_t)addr, access, false);
 }
 
 SN_EXPORT struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
 {
-	return reg_mr(pd, addr, length, iova, access);
+	return sn_reg_mr(pd, addr, length, iova, access, false);
 }
 
 SN_EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova,
 					  unsigned int access)
 {
-	return reg_mr(pd, addr, length, iova, (int)access);
+	return sn_reg_mr(pd, addr, length, iova, (int)access, false);
 }
 
 /* From here on no new copy starts; EBUSY while one still runs whose holder is stopped. */
@@ -163,6 +138,8 @@ SN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 	int err;
 	if (sn_foreign(ctx))
 		return 0;
+	if (mr->imported)
+		return sn_because(EINVAL, "an imported region is let go with ibv_unimport_mr; whoever registered it deregisters it");
 	pthread_mutex_lock(&ctx->lock);
 	err = revoke_region(ctx, mr);
 	if (!err && sn_mw_bound_to(ctx, ibv->lkey)) { /* bound just before */
@@ -176,7 +153,9 @@ SN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 	pthread_mutex_unlock(&ctx->lock);
 	if (err)
 		return err;
-	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
+	if (mr->dm_users)
+		atomic_fetch_sub(mr->dm_users, 1);
+	sn_pd_put(ibv->pd);
 	free(mr);
 	return 0;
 }
@@ -192,7 +171,7 @@ SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, voi
 	struct sn_vma vma;
 
 	errno = EINVAL;
-	if (sn_foreign(ctx) || !flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || check_access(now) || !len ||
+	if (sn_foreign(ctx) || mr->imported || mr->dm_users || now & IBV_ACCESS_ON_DEMAND || !flags || flags & ~IBV_REREG_MR_FLAGS_SUPPORTED || check_access(now) || !len ||
 	    len > sn_max_region() || (flags & IBV_REREG_MR_CHANGE_PD && !pd))
 		return IBV_REREG_MR_ERR_INPUT;
 	if (sn_vma_check((uintptr_t)at, len, now & IBV_ACCESS_LOCAL_WRITE, &vma))
@@ -207,8 +186,8 @@ SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, voi
 		sn_pool_release(ctx, e);
 		sn_pool_find(ctx, (uintptr_t)at, len, &vma, e);
 		if (flags & IBV_REREG_MR_CHANGE_PD) {
-			atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
-			atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+			sn_pd_put(ibv->pd);
+			sn_pd_get(pd);
 			ibv->pd = pd;
 			e->pd = pd->handle;
 		}
@@ -262,4 +241,36 @@ bool sn_mr_claim(struct sn_claim *claim, const struct sn_side *t, uint32_t key, 
 		return true;
 	sn_claim_key(claim, 1, copy->parent);
 	return sn_mr_covers(t->seg, key, t->qp, need, addr, length, copy);
+}
+
+/* Prefetching. Nothing has to be fetched for us to reach it, but with FLUSH the caller wants to know. */
+int sn_advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sge, uint32_t n)
+{
+	struct sn_ctx *ctx = sn_ctx_of(pd->context);
+	uint32_t need = advice == IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE ? IBV_ACCESS_LOCAL_WRITE : 0;
+	struct sn_qp of = { .pd = pd->handle };
+	struct sn_mr mr;
+
+	if (sn_foreign(ctx))
+		return EPERM;
+	if (advice > IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT)
+		return EOPNOTSUPP;
+	if (!n || flags & ~(uint32_t)IBV_ADVISE_MR_FLAG_FLUSH)
+		return EINVAL;
+	for (uint32_t i = 0; i < n; i++) {
+		if (!sn_mr_covers(ctx->seg, sge[i].lkey, &of, need, sge[i].addr, sge[i].length, &mr))
+			return ENOENT;
+		if (!(mr.access & IBV_ACCESS_ON_DEMAND))
+			return EINVAL;
+		if (!(flags & IBV_ADVISE_MR_FLAG_FLUSH) || advice == IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT || !sge[i].length)
+			continue;
+		uint64_t from = (mr.host + (sge[i].addr - mr.iova)) & ~(SN_PAGE - 1);
+		uint64_t to = mr.host + (sge[i].addr - mr.iova) + sge[i].length;
+		int how = need ? 23 /* MADV_POPULATE_WRITE */ : 22 /* MADV_POPULATE_READ */;
+		struct sn_vma vma;
+		if (sn_vma_check(from, to - from, need, &vma))
+			return EFAULT;
+		madvise((void *)(uintptr_t)from, to - from, how); /* before Linux 5.14: at the first use */
+	}
+	return 0;
 }

@@ -49,7 +49,7 @@ struct ibv_mw *sn_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 	mw->ibv.pd = pd;
 	mw->ibv.handle = index;
 	mw->ibv.type = type;
-	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	sn_pd_get(pd);
 	return &mw->ibv;
 }
 
@@ -83,7 +83,7 @@ int sn_dealloc_mw(struct ibv_mw *ibv)
 	pthread_mutex_unlock(&ctx->lock);
 	if (!gone)
 		return EBUSY;
-	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
+	sn_pd_put(ibv->pd);
 	free(mw);
 	return 0;
 }
@@ -96,7 +96,7 @@ int sn_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
 				  .bind_mw = { .mw = mw, .rkey = rkey, .bind_info = bind->bind_info } }, *bad;
 	int err;
 
-	if (bind->bind_info.mw_access_flags & IBV_ACCESS_ZERO_BASED || qp->pd != mw->pd)
+	if (bind->bind_info.mw_access_flags & IBV_ACCESS_ZERO_BASED || qp->pd->handle != mw->pd->handle)
 		return EINVAL; /* o10-36.2.2: a type 1 window has the region's addresses */
 	err = sn_post_send(qp, &wr, &bad);
 	if (!err)

@@ -181,7 +181,7 @@ SN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
 	priv->ibv.qp_type = attr->qp_type;
 	pthread_mutex_init(&priv->ibv.mutex, NULL);
 	pthread_cond_init(&priv->ibv.cond, NULL);
-	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	sn_pd_get(pd);
 	atomic_fetch_add(&priv_cq(attr->send_cq)->users, 1);
 	atomic_fetch_add(&priv_cq(attr->recv_cq)->users, 1);
 	if (attr->srq)
@@ -399,7 +399,7 @@ SN_EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	sn_unspin(&recv->poll_lock);
 	sn_heap_put(ctx, priv->heap, priv->heap_len);
 	pthread_mutex_unlock(&ctx->lock);
-	atomic_fetch_sub(&sn_container(priv->ibv.pd, struct sn_priv_pd, ibv)->users, 1);
+	sn_pd_put(priv->ibv.pd);
 	atomic_fetch_sub(&priv_cq(priv->init.send_cq)->users, 1);
 	atomic_fetch_sub(&recv->users, 1);
 	if (priv->init.srq)

@@ -215,7 +215,8 @@ static void wr_set_ud_addr(struct ibv_qp_ex *ex, struct ibv_ah *ah, uint32_t qpn
 		return;
 	if (!ah || priv->qp->type != IBV_QPT_UD)
 		wr_fail(priv, EINVAL);
-	sn_sq_address(priv->qp, priv->wr.open, qpn, qkey);
+	else
+		sn_ah_address(priv->qp, priv->wr.open, ah, qpn, qkey);
 	priv->wr.needs_address = false;
 }
 
@@ -328,4 +329,25 @@ SN_EXPORT struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
 {
 	struct sn_priv_qp *priv = sn_container(qp, struct sn_priv_qp, ibv);
 	return priv->extended ? &priv->ex : NULL;
+}
+
+/* ---- what other devices know of a queue pair and this one does not --------------------------- */
+
+SN_EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode op, uint32_t flags)
+{
+	(void)qp, (void)op, (void)flags;
+	return 0; /* both ends may copy parts of a message at once */
+}
+
+SN_EXPORT int ibv_query_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	(void)qp;
+	memset(ece, 0, sizeof(*ece));
+	return EOPNOTSUPP;
+}
+
+SN_EXPORT int ibv_set_ece(struct ibv_qp *qp, struct ibv_ece *ece)
+{
+	(void)qp, (void)ece;
+	return EOPNOTSUPP;
 }

@@ -379,7 +379,7 @@ static enum verdict do_datagram(struct job *j)
 	struct sn_piece far[SN_MAX_SGE], *grh;
 	struct sn_peer *_Atomic found = NULL;
 	struct sn_side t;
-	uint8_t header[40] = { 0x60 };
+	uint8_t header[40];
 	uint32_t item;
 	int num_far;
 
@@ -401,6 +401,7 @@ static enum verdict do_datagram(struct job *j)
 	struct sn_rwqe *rw = sn_rwqe_at(t.seg, sn_rq_of(t.seg, t.qp), item);
 	enum ibv_wc_status at_t = scatter(j, rw, j->w->length + sizeof(header), far, &num_far);
 	if (at_t == IBV_WC_SUCCESS) {
+		sn_ah_header(j->w, header);
 		memmove(j->near + 1, j->near, (size_t)j->num_near * sizeof(*j->near));
 		grh = j->near;
 		*grh = (struct sn_piece){ .ptr = (char *)header, .len = sizeof(header) };

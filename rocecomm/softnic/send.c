@@ -32,13 +32,6 @@ bool sn_sq_inlines(uint32_t opcode) /* may the entry carry its payload? */
 	       opcode == IBV_WR_RDMA_WRITE || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
 }
 
-/* A key with the highest bit set stands for the QP's own. */
-void sn_sq_address(struct sn_qp *qp, struct sn_swqe *w, uint32_t qpn, uint32_t qkey)
-{
-	w->ud_qpn = qpn;
-	w->ud_qkey = qkey & 0x80000000u ? qp->qkey : qkey;
-}
-
 static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr *wr)
 {
 	struct sn_qp *qp = priv->qp;
@@ -82,7 +75,7 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 		if (qp->type == IBV_QPT_UD) {
 			if (!wr->wr.ud.ah)
 				return EINVAL;
-			sn_sq_address(qp, w, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
+			sn_ah_address(qp, w, wr->wr.ud.ah, wr->wr.ud.remote_qpn, wr->wr.ud.remote_qkey);
 		}
 	}
 	if (wr->send_flags & IBV_SEND_INLINE) {

@@ -53,14 +53,25 @@ struct sn_channel {
 	uint32_t num_death;
 };
 
+struct sn_priv_td {
+	struct ibv_td ibv;
+	_Atomic int users;
+};
+
 struct sn_priv_pd {
 	struct ibv_pd ibv;
-	_Atomic int users;
+	_Atomic int users;     /* objects made with this handle */
+	struct sn_priv_pd *of; /* a parent domain or an import: the domain that it stands for */
+	struct sn_priv_td *td;
+	bool unimported; /* goes with its last user */
+	struct sn_priv_pd *next;
 };
 
 struct sn_priv_mr {
 	struct ibv_mr ibv;
 	uint32_t index;
+	bool imported; /* a second handle: the region is not ours to end */
+	_Atomic int *dm_users; /* it lies in device memory */
 };
 
 struct sn_priv_cq {
@@ -164,11 +175,15 @@ struct sn_ctx {
 	pthread_mutex_t peer_lock; /* of peers[], innermost */
 	struct sn_extent *holes;
 	uint32_t num_holes, room_holes;
+	struct sn_priv_dm *dms;
+	uint64_t dm_used;
+	_Atomic int opens; /* ibv_open_device and ibv_import_device, less closes */
+	struct sn_priv_pd *pds;
 	struct sn_priv_qp *qps[SN_QPS];
 	struct sn_priv_cq *cqs[SN_CQS];
 	struct sn_priv_srq *srqs[SN_SRQS];
 	struct sn_peer *peers[SN_SLOTS];
-	uint32_t next_qp, next_cq, next_srq, next_pd, next_mr, next_channel, next_pool;
+	uint32_t next_qp, next_cq, next_srq, next_pd, next_mr, next_channel, next_pool, next_dm;
 	uint32_t key_start; /* where the tags of memory keys begin */
 	_Atomic int windows;	      /* memory windows alive */
 	_Atomic uint32_t window_lock; /* who binds or invalidates one */
@@ -248,7 +263,25 @@ void sn_peer_event(struct sn_peer *peer, uint32_t number, const struct sn_event 
 char *sn_peer_pool(struct sn_peer *peer, const struct sn_mr *mr, uint64_t offset, uint64_t length);
 void sn_peers_free(struct sn_ctx *ctx);
 
+/* ---- domain.c */
+void sn_pd_get(struct ibv_pd *pd);
+void sn_pd_put(struct ibv_pd *pd);
+struct ibv_td *sn_alloc_td(struct ibv_context *context, struct ibv_td_init_attr *attr);
+int sn_dealloc_td(struct ibv_td *td);
+struct ibv_pd *sn_alloc_parent_domain(struct ibv_context *context, struct ibv_parent_domain_init_attr *attr);
+
+/* ---- dm.c */
+struct ibv_dm *sn_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *attr);
+int sn_free_dm(struct ibv_dm *dm);
+struct ibv_mr *sn_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t offset, size_t length, unsigned access);
+
+/* ---- ah.c */
+void sn_ah_address(struct sn_qp *qp, struct sn_swqe *w, const struct ibv_ah *ah, uint32_t qpn, uint32_t qkey);
+void sn_ah_header(const struct sn_swqe *w, uint8_t header[40]);
+
 /* ---- mr.c */
+int sn_advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sge, uint32_t n);
+struct ibv_mr *sn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access, bool dm);
 int sn_mr_take(struct sn_ctx *ctx, uint32_t *index); /* an entry of the table; with ctx->lock held */
 bool sn_mr_covers(struct sn_seg *seg, uint32_t key, const struct sn_qp *qp, uint32_t need, uint64_t addr,
 		  uint64_t length, struct sn_mr *copy);
@@ -329,7 +362,6 @@ bool sn_sq_takes(uint32_t type, uint32_t opcode);
 bool sn_sq_inlines(uint32_t opcode);
 int sn_sq_ready(struct sn_priv_qp *qp);
 bool sn_sq_room(struct sn_priv_qp *qp, uint32_t tail);
-void sn_sq_address(struct sn_qp *qp, struct sn_swqe *w, uint32_t qpn, uint32_t qkey);
 void sn_sq_publish(struct sn_priv_qp *qp, uint32_t tail);
 
 /* ---- qp_ex.c */
@@ -407,6 +439,8 @@ int sn_qp_abandon(struct sn_priv_qp *qp);
 int sn_qp_check_attr(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_state to, int mask);
 
 /* ---- device.c */
+unsigned sn_device_number(const struct ibv_device *device);
+bool sn_gid(unsigned device, uint32_t index, union ibv_gid *gid);
 extern const struct ibv_context_ops sn_context_ops;
 void sn_object_gone(struct sn_ctx *ctx);
 uint64_t sn_max_message(void);

@@ -1,4 +1,4 @@
-/* Shared receive queues, and address handles. */
+/* Shared receive queues. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 
@@ -60,7 +60,7 @@ SN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 	srq->ibv.handle = i;
 	pthread_mutex_init(&srq->ibv.mutex, NULL);
 	pthread_cond_init(&srq->ibv.cond, NULL);
-	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
+	sn_pd_get(pd);
 	return &srq->ibv;
 }
 
@@ -116,40 +116,8 @@ SN_EXPORT int ibv_destroy_srq(struct ibv_srq *ibv)
 	}
 	sn_heap_put(ctx, srq->heap, srq->heap_len);
 	pthread_mutex_unlock(&ctx->lock);
-	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
+	sn_pd_put(ibv->pd);
 	free(srq->free.item);
 	free(srq);
-	return 0;
-}
-
-struct sn_priv_ah {
-	struct ibv_ah ibv;
-	struct ibv_ah_attr attr;
-};
-
-SN_EXPORT struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
-{
-	struct sn_ctx *ctx = sn_ctx_of(pd->context);
-	struct sn_priv_ah *ah;
-	/* RoCE knows no address without a global route */
-	errno = sn_foreign(ctx) ? EPERM : EINVAL;
-	if (sn_foreign(ctx) || !attr->is_global || attr->port_num != 1 || attr->grh.sgid_index >= SN_GIDS)
-		return NULL;
-	ah = calloc(1, sizeof(*ah));
-	if (!ah)
-		return NULL;
-	ah->attr = *attr;
-	ah->ibv.context = pd->context;
-	ah->ibv.pd = pd;
-	atomic_fetch_add(&sn_container(pd, struct sn_priv_pd, ibv)->users, 1);
-	return &ah->ibv;
-}
-
-SN_EXPORT int ibv_destroy_ah(struct ibv_ah *ibv)
-{
-	if (sn_foreign(sn_ctx_of(ibv->context)))
-		return 0;
-	atomic_fetch_sub(&sn_container(ibv->pd, struct sn_priv_pd, ibv)->users, 1);
-	free(sn_container(ibv, struct sn_priv_ah, ibv));
 	return 0;
 }
