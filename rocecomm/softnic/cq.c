@@ -387,6 +387,13 @@ int sn_cq_take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *
 		struct sn_cqe *e = &ring[head & (c->size - 1)];
 		if (atomic_load_explicit(&e->seq, memory_order_acquire) != head + 1)
 			break;
+		if (e->status == IBV_WC_RETRY_EXC_ERR) {
+			/* A peer that left is told at once, a NIC takes its time. Programs rely on that:
+			 * what completed before comes alone, so that it may be all they waited for. */
+			atomic_store(&cq->held_back, got > 0);
+			if (got)
+				break;
+		}
 		enum fate fate = consume(ctx, cq, e, &wc[got]);
 		if (fate == LATER)
 			break;
@@ -460,6 +467,10 @@ int sn_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 	while (was != SN_ARM_NEXT && !atomic_compare_exchange_weak(&cq->cq->armed, &was, want))
 		; /* "next" is the wider request and stays */
 	atomic_thread_fence(memory_order_seq_cst);
+	if (atomic_load(&cq->held_back) && atomic_exchange(&cq->cq->armed, SN_ARM_NONE) != SN_ARM_NONE) {
+		struct sn_side own = { ctx->seg, NULL, NULL };
+		sn_channel_notify(ctx, &own, cq->cq->channel, cq->index, cq->cq->epoch);
+	}
 	if (atomic_load(&cq->pending)) {
 		sn_cq_kick(cq);
 		sn_spin(&cq->poll_lock);

@@ -85,6 +85,7 @@ struct sn_priv_cq {
 	_Atomic uint32_t poll_lock;
 	_Atomic uint64_t glance; /* count of changes << 38 | ring << 8 | log2(size) */
 	_Atomic uint32_t pending; /* some QP of this CQ may have work that waits */
+	_Atomic uint32_t held_back; /* an error waits behind what the last poll returned */
 	uint64_t late_since; /* the next completion waits for its payload since then */
 	_Atomic uint32_t empty_polls; /* relaxed: several threads may poll */
 	uint32_t events_seen, async_seen;
