@@ -18,7 +18,7 @@ demo: ## train a model on 4 ranks over the user-space RDMA device, twice
 	$(PY) -m rocecomm run -n $(RANKS) examples/train_digits.py --mode ps $(ARGS)
 
 test: ## the test suite on soft0, the user-space device
-	@tools/setup.sh test torch mpi
+	@tools/setup.sh test stock torch mpi
 	@$(PY) tools/ctest.py
 	@bash -o pipefail -c '$(PYTEST) -q --ignore=tests/roce $(ARGS) 2>&1 | tee build/test.log'
 
@@ -39,7 +39,7 @@ test-c: ## the C tests of softnic; SAN=address,undefined or SAN=thread adds sani
 	@$(PY) tools/ctest.py $(ARGS)
 
 asan: ## the C tests and the test suite with softnic and extensions under ASan and UBSan
-	@tools/setup.sh test
+	@tools/setup.sh test stock
 	@tools/asan.sh $(ARGS)
 
 tsan: ## the C tests under the thread sanitizer

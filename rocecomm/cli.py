@@ -12,6 +12,9 @@ def main(argv=None):
     if argv[:1] == ["pingpong"]:
         from .pingpong import main as pingpong
         return _guarded(pingpong, argv[1:])
+    if argv[:1] == ["soft"]:
+        from .soft_command import main as soft
+        return _guarded(soft, argv[1:])
     options = _parser().parse_args(argv)
     return _guarded(options.run, options)
 
@@ -66,6 +69,8 @@ def _parser():
 
     commands.add_parser("pingpong", add_help=False,
                         help="measure a queue pair against another host or program")
+    commands.add_parser("soft", add_help=False,
+                        help="run any libibverbs program on soft0, the device in user space")
     return parser
 
 

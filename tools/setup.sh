@@ -1,7 +1,7 @@
 #!/bin/bash
 # Set-up for the Makefile: Debian packages that are missing, .venv, and the build.
 #
-#     tools/setup.sh [GROUP...]       groups: demo test torch mpi roce perftest lint
+#     tools/setup.sh [GROUP...]       groups: demo test stock torch mpi roce perftest lint
 #
 # Idempotent, and quick when nothing is to be done. PYTHON=/path/to/python3 chooses the
 # interpreter (3.10 to 3.13); it counts when .venv is made. TORCH=0 leaves torch out.
@@ -58,21 +58,37 @@ fi
 
 if wants roce || wants perftest; then need perftest has ib_send_lat; fi
 
-if [ ${#missing[@]} -gt 0 ]; then
-    command -v apt-get >/dev/null ||
-        fail "please install what Debian calls: ${missing[*]} (no apt-get here)"
-    sudo=()
+# Programs that tests run if they are there: without them those tests are skipped, and say why.
+required=(${missing[@]+"${missing[@]}"})
+missing=()
+if wants stock; then
+    need ibverbs-utils has ibv_rc_pingpong
+    need perftest has ib_send_lat
+    need python3-pyverbs test -d /usr/lib/python3/dist-packages/pyverbs
+fi
+
+install() { # install PACKAGE...: where that cannot be done it fails, and `why` says the reason
+    command -v apt-get >/dev/null || { why="please install what Debian calls: $* (no apt-get here)"; return 1; }
+    local sudo=()
     if [ "$(id -u)" -ne 0 ]; then
-        hint="as root: apt-get install --no-install-recommends ${missing[*]}"
-        command -v sudo >/dev/null || fail "packages are missing and there is no sudo; $hint"
+        local hint="as root: apt-get install --no-install-recommends $*"
+        command -v sudo >/dev/null || { why="packages are missing and there is no sudo; $hint"; return 1; }
         sudo=(sudo)
         [ -t 0 ] || sudo=(sudo -n)
-        "${sudo[@]}" true || fail "packages are missing and sudo refuses; $hint"
+        "${sudo[@]}" true || { why="packages are missing and sudo refuses; $hint"; return 1; }
     fi
-    say "installing ${missing[*]}"
+    say "installing $*"
     apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 "$@" </dev/null; }
     apt update || say "apt-get update failed; trying with the package lists at hand"
-    apt install -y --no-install-recommends "${missing[@]}" || fail "apt-get could not install ${missing[*]}"
+    apt install -y --no-install-recommends "$@" || { why="apt-get could not install $*"; return 1; }
+}
+if [ ${#required[@]} -gt 0 ]; then install "${required[@]}" || fail "$why"; fi
+if wants stock; then
+    rm -f build/setup.missing # tests/stock quotes it
+    if [ ${#missing[@]} -gt 0 ] && ! install "${missing[@]}"; then
+        say "$why; the tests that run them will be skipped"
+        echo "$why" >build/setup.missing
+    fi
 fi
 
 # --- .venv ----------------------------------------------------------------------------

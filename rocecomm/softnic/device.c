@@ -131,6 +131,8 @@ SN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 {
 	memset(a, 0, sizeof(*a));
 	snprintf(a->fw_ver, sizeof(a->fw_ver), "softnic-%u", SN_LAYOUT_VERSION);
+	/* perftest and others choose what they do by this number */
+	a->vendor_part_id = (uint32_t)setting("ROCECOMM_SOFT_PART_ID", 0, 0, UINT32_MAX);
 	a->node_guid = a->sys_image_guid = ibv_get_device_guid(context->device);
 	a->vendor_id = 0x02736f; /* of the GUID: an identifier that nobody is assigned */
 	a->hw_ver = 1;
