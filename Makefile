@@ -32,6 +32,7 @@ conformance: ## rdma-core's own test suite on soft0 and on rxe0, test by test
 
 stress: ## the tests that take long
 	@tools/setup.sh test torch mpi
+	@ROCECOMM_TEST_ROUNDS=200 ROCECOMM_TEST_SLOW=10 $(PY) tools/ctest.py kill_storm
 	$(PYTEST) -q -m stress $(ARGS)
 
 test-c: ## the C tests of softnic; SAN=address,undefined or SAN=thread adds sanitizers

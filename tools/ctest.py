@@ -30,7 +30,7 @@ OUT = ROOT / "build" / ("c" + ("-" + SAN.replace(",", "-") if SAN else ""))
 STAGED = ["datagram", "forked", "heartbeat", "keys", "lengths", "mapped", "one_sided", "order",
           "purge", "refusals", "send_recv", "shared_receive", "threads"]
 if "thread" not in SAN:
-    STAGED += ["crowd", "killed", "lost_receive", "peer_leaves", "sleeper", "stopped",
+    STAGED += ["crowd", "kill_storm", "killed", "lost_receive", "peer_leaves", "sleeper", "stopped",
                "stopped_executor", "two_processes"]
 else:
     STAGED.remove("forked")     # a thread in a child of a process with threads: not supported

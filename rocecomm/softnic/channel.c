@@ -189,7 +189,7 @@ static void kick_all(struct sn_channel *ch)
 		sn_cq_kick(cq);
 		sn_spin(&cq->poll_lock);
 		for (struct sn_priv_qp *qp = cq->senders; qp; qp = qp->next_sender)
-			if (sn_qp_busy(qp->qp))
+			if (sn_qp_busy(qp->qp) || atomic_load(&qp->mourning))
 				sn_channel_watch(qp);
 		sn_unspin(&cq->poll_lock);
 	}

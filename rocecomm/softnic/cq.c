@@ -237,6 +237,12 @@ bool sn_cq_kick(struct sn_priv_cq *cq)
 			moved |= sn_drive(qp);
 			pending |= sn_qp_busy(qp->qp);
 		}
+	for (struct sn_priv_qp *qp = cq->senders; qp; qp = qp->next_sender)
+		if (atomic_load_explicit(&qp->mourning, memory_order_relaxed)) {
+			bool still = sn_qp_mourn(qp);
+			moved |= !still;
+			pending |= still;
+		}
 	if (pending)
 		atomic_store(&cq->pending, 1);
 	sn_unspin(&cq->poll_lock);
@@ -300,13 +306,20 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 	bool valid = priv && atomic_load_explicit(&qp->epoch, memory_order_relaxed) == e->epoch;
 
 	wc->status = e->status;
-	if (e->status != IBV_WC_SUCCESS)
+	if (e->status != IBV_WC_SUCCESS) {
 		sn_stage_settle(ctx); /* the program may use the memory again */
+		if (valid && atomic_load(&qp->state) == IBV_QPS_ERR && !atomic_exchange(&priv->mourned, true)) {
+			atomic_store(&priv->mourning, true);
+			atomic_store(&sn_container(priv->init.send_cq, struct sn_priv_cq, ibv)->pending, 1);
+		}
+	}
 	if (e->kind & SN_CQE_RECV) {
 		bool kept = false; /* a stopped sender still has its hands on the entry */
 		if (valid && e->kind & SN_CQE_LAZY && place_now(ctx, cq, qp, e, wc, &kept) == LATER)
 			return LATER;
-		if (!kept && !give_back(ctx, e, valid ? priv : NULL))
+		if (kept)
+			atomic_fetch_or(&sn_rwqe_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->entry)->qp, SN_RWQE_REPORTED);
+		else if (!give_back(ctx, e, valid ? priv : NULL))
 			return SKIP;
 	} else if (valid) {
 		if ((int32_t)(e->entry - qp->sq.polled) < 0)
@@ -475,7 +488,7 @@ int sn_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 		sn_cq_kick(cq);
 		sn_spin(&cq->poll_lock);
 		for (struct sn_priv_qp *qp = cq->senders; qp; qp = qp->next_sender)
-			if (sn_qp_busy(qp->qp))
+			if (sn_qp_busy(qp->qp) || atomic_load(&qp->mourning))
 				sn_channel_watch(qp);
 		sn_unspin(&cq->poll_lock);
 	}

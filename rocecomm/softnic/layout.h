@@ -68,10 +68,13 @@ struct sn_sge {
 
 enum sn_rwqe_state { SN_RWQE_FREE, SN_RWQE_POSTED, SN_RWQE_TAKEN, SN_RWQE_LAZY, SN_RWQE_PLACED };
 
+/* T has polled its completion, though a stopped sender still has it in its hands. */
+#define SN_RWQE_REPORTED 0x80000000u
+
 struct sn_rwqe {
 	_Atomic uint64_t wr_id;
 	_Atomic uint32_t state;
-	_Atomic uint32_t qp;	   /* index of T's QP that took it, written before the state */
+	_Atomic uint32_t qp;	   /* index of T's QP that took it, written before the state; SN_RWQE_REPORTED */
 	uint32_t lazy_len; /* bytes that wait in `small` */
 	uint32_t num_sge;
 	_Atomic sn_id mover; /* who copies `small` into place: a lock */

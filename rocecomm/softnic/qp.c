@@ -51,6 +51,9 @@ static int empty_queues(struct sn_priv_qp *priv)
 	atomic_store(&qp->sq.completing, 0);
 	atomic_store(&qp->sq.help.ticket, 0);
 	qp->sq.polled = qp->sq.staged_to = 0;
+	atomic_store(&priv->mourning, false);
+	atomic_store(&priv->mourned, false);
+	priv->mourn_at = 0;
 	qp->sq.peer_epoch = 0;
 	atomic_store(&qp->lazy_made, 0);
 	atomic_store(&qp->lazy_polled, 0);
@@ -334,7 +337,7 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 		if ((err = sn_stage_connect(priv->ctx, known ? &peer : NULL)))
 			return err;
 		if (qp->type != IBV_QPT_UD)
-			priv->peer = NULL;
+			priv->peer = known ? atomic_load(&found) : NULL; /* this one, whoever has its slot later */
 	}
 	apply(priv, a, mask);
 	atomic_compare_exchange_strong(&qp->state, &(uint32_t){ from }, to); /* an error meanwhile wins */

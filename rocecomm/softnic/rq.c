@@ -147,8 +147,10 @@ static void flush_posted(struct sn_ctx *ctx, const struct sn_side *side)
 	while (head != tail && atomic_load(&side->qp->state) == IBV_QPS_ERR) {
 		uint32_t item = sn_rq_item(side->seg, rq, head);
 		struct sn_rwqe *w = sn_rwqe_at(side->seg, rq, item);
-		atomic_store(&rq->head, ++head);
+		/* in this order: if we die in between, whoever comes next flushes it again, and the second
+		 * completion is dropped */
 		flush_one(ctx, side, item, w->wr_id, w->serial);
+		atomic_store(&rq->head, ++head);
 	}
 }
 
@@ -167,24 +169,45 @@ void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
 	sn_unlock(&qp->rq.lock);
 }
 
+static bool in_hands(const struct sn_rwqe *w)
+{
+	uint32_t state = atomic_load(&w->state);
+	return state != SN_RWQE_FREE && state != SN_RWQE_POSTED;
+}
+
+static bool visit_taken(struct sn_priv_qp *priv, bool flush)
+{
+	struct sn_side own = sn_own_side(priv);
+	struct sn_rq *rq = sn_rq_of(own.seg, own.qp);
+	for (uint32_t i = 0; i < rq->size; i++) {
+		struct sn_rwqe *w = sn_rwqe_at(own.seg, rq, i);
+		uint32_t serial = atomic_load(&w->serial);
+		uint64_t wr_id = atomic_load(&w->wr_id);
+		if (!in_hands(w) || w->qp != priv->index ||
+		    sn_cq_has_receive(priv->ctx, own.qp->recv_cq, own.qp->qpn, i, serial) || !in_hands(w) ||
+		    atomic_load(&w->serial) != serial)
+			continue;
+		if (!flush)
+			return true;
+		flush_one(priv->ctx, &own, i, wr_id, serial);
+	}
+	return false;
+}
+
 /* Receives of this context's QP that a sender took and will never complete: it died with them, or
  * nobody is inside any more. They are flushed; most entries that look so have their completion in the
  * queue, not polled yet. Another thread may poll one meanwhile and post the entry anew: then its serial
  * has changed, and a flush with the old one would be dropped at the poll. */
 void sn_rq_flush_taken(struct sn_priv_qp *priv)
 {
-	struct sn_side own = sn_own_side(priv);
-	struct sn_rq *rq = sn_rq_of(own.seg, own.qp);
 	sn_stage_settle(priv->ctx);
-	for (uint32_t i = 0; i < rq->size; i++) {
-		struct sn_rwqe *w = sn_rwqe_at(own.seg, rq, i);
-		uint32_t serial = atomic_load(&w->serial);
-		uint64_t wr_id = atomic_load(&w->wr_id);
-		if (atomic_load(&w->state) == SN_RWQE_TAKEN && w->qp == priv->index &&
-		    !sn_cq_has_receive(priv->ctx, own.qp->recv_cq, own.qp->qpn, i, serial) &&
-		    atomic_load(&w->state) == SN_RWQE_TAKEN && atomic_load(&w->serial) == serial)
-			flush_one(priv->ctx, &own, i, wr_id, serial);
-	}
+	visit_taken(priv, true);
+}
+
+/* Does somebody have receives of this QP in his hands? */
+bool sn_rq_has_taken(struct sn_priv_qp *priv)
+{
+	return visit_taken(priv, false);
 }
 
 /* At RESET and destroy: entries of a shared queue that this QP had taken go back to it. */
@@ -197,7 +220,7 @@ void sn_srq_reclaim(struct sn_priv_qp *priv)
 	for (uint32_t i = 0; i < rq->size; i++) {
 		struct sn_rwqe *w = sn_rwqe_at(priv->ctx->seg, rq, i);
 		uint32_t state = atomic_load(&w->state);
-		if (state != SN_RWQE_FREE && state != SN_RWQE_POSTED && w->qp == priv->index &&
+		if (state != SN_RWQE_FREE && state != SN_RWQE_POSTED && (w->qp & ~SN_RWQE_REPORTED) == priv->index &&
 		    atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
 			sn_free_list_put(&srq->free, i);
 	}

@@ -148,6 +148,9 @@ struct sn_priv_qp {
 	struct sn_free_list free;
 	struct sn_priv_qp *next_sender;
 	bool destroying;
+	/* it failed, and the peer may die with receives of ours in its hands; seen once since RESET */
+	_Atomic bool mourning, mourned;
+	uint64_t mourn_at;
 	struct sn_hold hold; /* under the exec lock */
 	bool dirty; /* a RESET or destroy was refused: the queues are not empty yet */
 };
@@ -355,6 +358,7 @@ int sn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr *
 int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side);
 void sn_rq_flush_taken(struct sn_priv_qp *qp);
+bool sn_rq_has_taken(struct sn_priv_qp *qp);
 void sn_srq_reclaim(struct sn_priv_qp *qp);
 
 /* ---- send.c */
@@ -372,6 +376,7 @@ struct ibv_qp *sn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_a
 bool sn_qp_busy(struct sn_qp *qp);
 bool sn_drive(struct sn_priv_qp *qp);	   /* own send queue; true: something moved */
 bool sn_drive_peer(struct sn_priv_qp *qp); /* the send queue of the QP that this one is connected to */
+bool sn_qp_mourn(struct sn_priv_qp *qp);
 bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
 struct sn_side sn_own_side(struct sn_priv_qp *qp);
 bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side);

@@ -368,7 +368,7 @@ static enum sn_copy_result await(const struct sn_side *side, struct sn_stage_hal
 /* The slot goes back with nothing asked for in it. What the helper of a living owner has begun is
  * waited for, since our claim is about to end; one that is stopped finishes when it goes on, and its
  * owner waits for it then. */
-static void leave_slot(struct sn_ctx *ctx, const struct sn_side *side, struct sn_stage_slot *slot, bool wait)
+static void leave_slot(const struct sn_side *side, struct sn_stage_slot *slot, bool wait)
 {
 	if (!clean(slot) && wait)
 		for (int i = 0; i < 2; i++)
@@ -421,7 +421,7 @@ enum sn_copy_result sn_stage_copy(struct sn_ctx *ctx, const struct sn_side *side
 		turn ^= 1;
 		ahead--;
 	}
-	leave_slot(ctx, side, slot, r == SN_COPY_FAULT);
+	leave_slot(side, slot, r == SN_COPY_FAULT);
 	return r;
 }
 
@@ -440,7 +440,7 @@ enum sn_copy_result sn_stage_atomic(struct sn_ctx *ctx, const struct sn_side *si
 	ask(st, h, opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? SN_STAGE_ADD : SN_STAGE_SWAP, 1);
 	enum sn_copy_result r = await(side, h);
 	*old = h->old;
-	leave_slot(ctx, side, slot, false);
+	leave_slot(side, slot, false);
 	return r;
 }
 
