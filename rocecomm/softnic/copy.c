@@ -98,6 +98,14 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 	enum sn_copy_result r = SN_COPY_OK;
 	uint64_t value;
 
+	if (!where->ptr && sn_staged(t) && opcode == IBV_WR_ATOMIC_WRITE) { /* until the word was what we took it for */
+		*old = 0;
+		do {
+			compare_add = *old;
+			r = sn_stage_atomic(ctx, t, where->addr, IBV_WR_ATOMIC_CMP_AND_SWP, compare_add, swap, old);
+		} while (r == SN_COPY_OK && *old != compare_add);
+		return r;
+	}
 	if (!where->ptr && sn_staged(t))
 		return sn_stage_atomic(ctx, t, where->addr, opcode, compare_add, swap, old);
 	if (!sn_lock(ctx, &t->seg->atomics))
@@ -107,6 +115,8 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 		_Atomic uint64_t *at = (_Atomic uint64_t *)(void *)where->ptr;
 		if (opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
 			*old = atomic_fetch_add(at, compare_add);
+		} else if (opcode == IBV_WR_ATOMIC_WRITE) {
+			*old = atomic_exchange(at, swap);
 		} else {
 			*old = compare_add;
 			atomic_compare_exchange_strong(at, old, swap);
@@ -114,7 +124,7 @@ enum sn_copy_result sn_atomic(struct sn_ctx *ctx, const struct sn_side *t, struc
 	} else {
 		r = sn_copy(ctx, t, false, &word, 1, where, 1, 8);
 		if (r == SN_COPY_OK) {
-			bool store = opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || *old == compare_add;
+			bool store = opcode != IBV_WR_ATOMIC_CMP_AND_SWP || *old == compare_add;
 			value = opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? *old + compare_add : swap;
 			struct sn_piece fresh = { .ptr = (char *)&value, .len = 8 };
 			if (store)

@@ -11,6 +11,7 @@
 #include "softnic.h"
 
 #define MAX_DEVICES 8
+#define ATOMIC_WRITE (1ULL << 40) /* of device_cap_flags_ex, which older headers do not name */
 
 /* Providers' "is it mine" checks read memory behind the public struct: keep zeros there. */
 static struct sn_device {
@@ -168,6 +169,7 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 	if (size < sizeof(full.orig_attr))
 		return EINVAL;
 	ibv_query_device(context, &full.orig_attr);
+	full.device_cap_flags_ex = full.orig_attr.device_cap_flags | ATOMIC_WRITE;
 	full.phys_port_cnt_ex = 1;
 	full.max_dm_size = SN_MAX_DM;
 	/* nothing is pinned, so paging on demand is what happens anyway */

@@ -103,6 +103,8 @@ static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
 		return IBV_WC_COMP_SWAP;
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
 		return IBV_WC_FETCH_ADD;
+	case IBV_WR_ATOMIC_WRITE:
+		return IBV_WC_ATOMIC_WRITE;
 	case IBV_WR_BIND_MW:
 		return IBV_WC_BIND_MW;
 	case IBV_WR_LOCAL_INV:
@@ -214,6 +216,15 @@ struct failed {
 	bool r, t;
 };
 
+/* A completion that was lost (`err`) is heard of in another way. */
+static bool fatal(struct sn_ctx *ctx, const struct sn_side *r, int err)
+{
+	bool first = sn_qp_fail(ctx, r);
+	if (first && err)
+		sn_async_raise(ctx, r, IBV_EVENT_QP_FATAL, r->qp->qpn & (SN_QPS - 1), atomic_load(&r->qp->epoch));
+	return first;
+}
+
 #define CLAIM_MESSAGES 32u /* one claim serves so many requests of a run, or so many bytes: */
 #define CLAIM_BYTES (256u << 10)
 
@@ -299,7 +310,7 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		moved = true;
 		if (j.status != IBV_WC_SUCCESS || err) {
 			if (qp->type == IBV_QPT_RC || err)
-				failed->r |= sn_qp_fail(ctx, r);
+				failed->r |= fatal(ctx, r, err);
 			else
 				atomic_compare_exchange_strong(&qp->state, &state, IBV_QPS_SQE);
 		}

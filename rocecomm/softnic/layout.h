@@ -171,6 +171,7 @@ struct sn_qp {
 	_Atomic uint8_t min_rnr_timer;
 	uint8_t timeout, retry_cnt, rnr_retry;
 	uint8_t max_rd_atomic, max_dest_rd_atomic, sq_sig_all, path_mtu;
+	_Atomic uint32_t comm_est; /* a message has come in RTR, and its owner was told */
 	SN_ALIGNED struct sn_sq sq;
 	SN_ALIGNED struct sn_rq rq;
 	/* Receives of this QP whose payload still waits in the entry's slot: a later write, read

@@ -55,6 +55,7 @@ static int empty_queues(struct sn_priv_qp *priv)
 	atomic_store(&priv->mourned, false);
 	priv->mourn_at = 0;
 	qp->sq.peer_epoch = 0;
+	atomic_store(&qp->comm_est, 0);
 	atomic_store(&qp->lazy_made, 0);
 	atomic_store(&qp->lazy_polled, 0);
 	qp->lazy_seen = 0;
@@ -313,6 +314,16 @@ static void apply(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 	qp->path_mtu = k->path_mtu;
 }
 
+/* The program wants to hear when the send queue stands still: when whoever executes it has let go. */
+static void drained(struct sn_priv_qp *priv)
+{
+	struct sn_side own = sn_own_side(priv);
+	if (!sn_lock(priv->ctx, &priv->qp->sq.exec))
+		return; /* a stopped peer holds it: it does not */
+	sn_unlock_mine(priv->ctx, &priv->qp->sq.exec);
+	sn_async_raise(priv->ctx, &own, IBV_EVENT_SQ_DRAINED, priv->index, atomic_load(&priv->qp->epoch));
+}
+
 static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask)
 {
 	struct sn_qp *qp = priv->qp;
@@ -340,7 +351,9 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 			priv->peer = known ? atomic_load(&found) : NULL; /* this one, whoever has its slot later */
 	}
 	apply(priv, a, mask);
-	atomic_compare_exchange_strong(&qp->state, &(uint32_t){ from }, to); /* an error meanwhile wins */
+	bool changed = atomic_compare_exchange_strong(&qp->state, &(uint32_t){ from }, to); /* an error meanwhile wins */
+	if (changed && to == IBV_QPS_SQD && mask & IBV_QP_EN_SQD_ASYNC_NOTIFY && a->en_sqd_async_notify)
+		drained(priv);
 	return 0;
 }
 

@@ -34,7 +34,7 @@ static enum ibv_wc_status gather(struct job *j)
 		return IBV_WC_LOC_QP_OP_ERR;
 	if (qp->type == IBV_QPT_UD && w->length > sn_mtu_bytes())
 		return IBV_WC_LOC_LEN_ERR; /* a datagram is one packet */
-	if (w->length > sn_max_message() || (is_atomic(w->opcode) && w->length != 8))
+	if (w->length > sn_max_message() || ((is_atomic(w->opcode) || w->opcode == IBV_WR_ATOMIC_WRITE) && w->length != 8))
 		return IBV_WC_LOC_LEN_ERR;
 	if (is_inbound(w->opcode) && !qp->max_rd_atomic)
 		return IBV_WC_LOC_QP_OP_ERR;
@@ -129,6 +129,9 @@ static enum verdict check_peer(struct job *j)
 		return WAIT_PEER;
 	if (j->w->length && (sn_stage_missing(j->ctx, j->t) || sn_stage_missing(j->ctx, j->r)))
 		return WAIT_PEER;
+	if (state == IBV_QPS_RTR && !atomic_load_explicit(&t->comm_est, memory_order_relaxed) &&
+	    !atomic_exchange(&t->comm_est, 1))
+		sn_async_raise(j->ctx, j->t, IBV_EVENT_COMM_EST, t->qpn & (SN_QPS - 1), epoch);
 	r->sq.peer_epoch = epoch + 1;
 	j->status = IBV_WC_SUCCESS;
 	return DONE;
@@ -374,6 +377,27 @@ static enum verdict do_atomic(struct job *j)
 	return DONE;
 }
 
+/* Eight bytes that nobody sees half written. */
+static enum verdict do_atomic_write(struct job *j)
+{
+	struct sn_piece far = { 0 }, payload;
+	uint64_t value = 0, old;
+
+	check_remote(j, IBV_ACCESS_REMOTE_WRITE, &far);
+	if (j->status != IBV_WC_SUCCESS)
+		return DONE;
+	if (j->w->remote_addr % 8)
+		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
+	payload = (struct sn_piece){ .ptr = (char *)&value, .len = 8 };
+	if (sn_copy(j->ctx, j->r, false, &payload, 1, j->near, j->num_near, 8) != SN_COPY_OK) {
+		j->status = IBV_WC_LOC_PROT_ERR;
+		return DONE;
+	}
+	sn_place_lazy(j->ctx, j->t, j->claim);
+	j->status = outcome(j, sn_atomic(j->ctx, j->t, &far, IBV_WR_ATOMIC_WRITE, 0, value, &old));
+	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
+}
+
 static enum verdict do_datagram(struct job *j)
 {
 	struct sn_piece far[SN_MAX_SGE], *grh;
@@ -435,6 +459,9 @@ enum verdict sn_execute(struct job *j)
 		case IBV_WR_RDMA_WRITE:
 		case IBV_WR_RDMA_WRITE_WITH_IMM:
 			v = do_write(j, j->w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM);
+			break;
+		case IBV_WR_ATOMIC_WRITE:
+			v = do_atomic_write(j);
 			break;
 		case IBV_WR_RDMA_READ:
 			v = do_read(j);

@@ -75,12 +75,27 @@ int main(void)
 	CHECK(wc.wr_id == 32 && wc.opcode == IBV_WC_COMP_SWAP && *(uint64_t *)(a->buf + 16) == 42);
 	CHECK(*(uint64_t *)(b->buf + 512) == 99);
 
+	/* atomic writes: of a value, and of eight bytes of a region; aligned, eight bytes and no more */
+	uint64_t value = 0x1122334455667788;
+	x = begin(a, 33, IBV_SEND_SIGNALED);
+	ibv_wr_atomic_write(x, b->mr->rkey, far + 512, &value);
+	CHECK(ibv_wr_complete(x) == 0);
+	wc = wait_wc(a);
+	CHECK(wc.wr_id == 33 && wc.status == 0 && wc.opcode == IBV_WC_ATOMIC_WRITE);
+	CHECK(*(uint64_t *)(b->buf + 512) == value);
+	memcpy(a->buf + 24, "8 bytes!", 8);
+	CHECK(post(a, IBV_WR_ATOMIC_WRITE, 34, 24, 8, b, 520) == 0);
+	expect(a, 34, IBV_WC_SUCCESS);
+	CHECK(memcmp(b->buf + 520, "8 bytes!", 8) == 0);
+
 	/* nothing at all, and old and new posts on one queue */
 	x = begin(a, 40, IBV_SEND_SIGNALED);
 	CHECK(ibv_wr_complete(x) == 0);
 	CHECK(post(a, IBV_WR_RDMA_WRITE, 41, 0, 8, b, 0) == 0);
 	expect(a, 41, IBV_WC_SUCCESS);
 	expect_nothing(a);
+	CHECK(post(a, IBV_WR_ATOMIC_WRITE, 42, 24, 8, b, 516) == 0);
+	expect(a, 42, IBV_WC_REM_INV_REQ_ERR);
 	pair_close(e);
 
 	/* a datagram needs its address */
