@@ -1,7 +1,7 @@
 #!/bin/bash
 # Set-up for the Makefile: Debian packages that are missing, .venv, and the build.
 #
-#     tools/setup.sh [GROUP...]       groups: demo test stock torch mpi roce perftest lint
+#     tools/setup.sh [GROUP...]       groups: demo test stock torch mpi roce perftest plot lint
 #
 # Idempotent, and quick when nothing is to be done. PYTHON=/path/to/python3 chooses the
 # interpreter (3.10 to 3.13); it counts when .venv is made. TORCH=0 leaves torch out.
@@ -64,6 +64,7 @@ missing=()
 if wants stock; then
     need ibverbs-utils has ibv_rc_pingpong
     need perftest has ib_send_lat
+    need rdma-core test -d /usr/share/doc/rdma-core/tests
     need python3-pyverbs test -d /usr/lib/python3/dist-packages/pyverbs
 fi
 
@@ -117,6 +118,7 @@ if wants torch && [ "${TORCH:-1}" != 0 ]; then
 fi
 if wants mpi; then group mpi 'mpi4py>=4' openmpi; fi
 if wants roce; then group roce 'virtme-ng>=1.33'; fi
+if wants plot; then group plot 'matplotlib>=3.8'; fi
 if wants lint; then group lint 'ruff>=0.6' 'mypy>=1.11'; fi
 
 # the tree itself is importable from everywhere, and `rocecomm` is a command

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -42,6 +43,20 @@ def build():
         if not binary.exists() or binary.stat().st_mtime < newest:
             subprocess.run([os.environ.get("CC", "gcc"), "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra",
                             "-D_GNU_SOURCE", str(source), "-o", str(binary)], check=True)
+
+
+def ready():
+    """Builds the baselines and returns the two CPUs to use; ends the program if something is missing."""
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    if len(cpus) < 2:
+        sys.exit("bench-softnic: two CPUs are needed")
+    if not shutil.which("ib_send_lat"):
+        sys.exit("bench-softnic: perftest is not installed; make bench-softnic installs it")
+    if not perftest.LIBRARY.exists():
+        sys.exit("bench-softnic: libsoftnic.so is not built; make bench-softnic builds it")
+    build()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # so that nothing stays behind
+    return cpus
 
 
 class Bench:
@@ -127,14 +142,7 @@ def main():
     if args.list or not rows:
         print("\n".join(f"{row.name:30} {row.words}" for row in rows or ROWS))
         return 0 if rows else 2
-    cpus = sorted(os.sched_getaffinity(0))[:2]
-    if len(cpus) < 2:
-        sys.exit("bench-softnic: two CPUs are needed")
-    if not shutil.which("ib_send_lat"):
-        sys.exit("bench-softnic: perftest is not installed; make bench-softnic installs it")
-    if not perftest.LIBRARY.exists():
-        sys.exit("bench-softnic: libsoftnic.so is not built; make bench-softnic builds it")
-    build()
+    cpus = ready()
     results, broken = [], 0
     print(f"perftest on soft0 against raw loops, {args.rounds} rounds, CPUs {cpus[0]} and {cpus[1]}, "
           f"{VOLUME >> 30} GiB per bandwidth figure, load {os.getloadavg()[0]:.1f}")
