@@ -27,7 +27,7 @@ test-roce: ## the same suite on kernel Soft-RoCE in a virtual machine, and inter
 	@$(PY) tools/test_roce.py $(ARGS)
 
 conformance: ## rdma-core's own test suite on soft0 and on rxe0, test by test
-	@tools/setup.sh test roce
+	@tools/setup.sh test stock roce
 	@$(PY) tools/conformance.py --markdown docs/reference/conformance.md $(ARGS)
 
 stress: ## the tests that take long

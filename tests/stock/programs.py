@@ -32,6 +32,9 @@ def environment(device, **more):
         env.pop(name, None)
     if is_soft(device):
         env = soft_command.environment(soft_command.library(), base=env)
+    if "ROCECOMM_TEST_SANITIZER" in env:         # what counts of their leaks: tools/sanitizer_reports.py
+        env["ASAN_OPTIONS"] = f"{env.get('ASAN_OPTIONS', '')}:detect_leaks=1"
+        env["LSAN_OPTIONS"] = "exitcode=0"
     return env
 
 
