@@ -22,8 +22,10 @@ static int make_fifo(struct sn_ctx *ctx, uint32_t number)
 	char path[192];
 	sn_fabric_path(path, sizeof(path), "ch-%u-%u", ctx->id & (SN_SLOTS - 1), number);
 	unlink(path);
-	if (mkfifo(path, 0600))
+	if (mkfifo(path, 0600)) {
+		errno = sn_because(errno, "cannot create %s: %s", path, strerror(errno));
 		return -1;
+	}
 	return open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
 }
 

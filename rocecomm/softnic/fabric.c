@@ -27,6 +27,7 @@ static struct sn_fabric *fabric;
 static int fabric_fd = -1;
 static pid_t fabric_pid;
 static char directory[128];
+#define LONGEST_BASE 100 /* characters of ROCECOMM_SOFT_DIR */
 
 /* In a fresh child: another thread of the parent may have held it at the fork. */
 void sn_fabric_forked(void)
@@ -93,15 +94,30 @@ static int make_directory(void)
 {
 	const char *base = secure_getenv("ROCECOMM_SOFT_DIR");
 	struct stat st;
-	snprintf(directory, sizeof(directory), "%.90s/rocecomm-%u", base && *base ? base : "/dev/shm", (unsigned)geteuid());
+	if (!base || !*base)
+		base = "/dev/shm";
+	if (strlen(base) > LONGEST_BASE)
+		return sn_because(ENAMETOOLONG, "ROCECOMM_SOFT_DIR=%.60s... has %zu characters: at most %d are allowed", base,
+				  strlen(base), LONGEST_BASE);
+	snprintf(directory, sizeof(directory), "%s/rocecomm-%u", base, (unsigned)geteuid());
+	if (!stat(base, &st) && st.st_mode & S_IWOTH && !(st.st_mode & S_ISVTX))
+		return sn_because(EPERM, "everybody may rename what lies in %s (mode %o, not sticky): softnic meets its peers in a "
+					 "place that others cannot exchange; chmod +t, or name another one by ROCECOMM_SOFT_DIR",
+				  base, (unsigned)st.st_mode & 07777);
 	if (mkdir(directory, 0700) && errno != EEXIST)
-		return sn_because(errno, "cannot create %s: %s; softnic needs a writable /dev/shm, or another place named by "
-					 "ROCECOMM_SOFT_DIR that all ranks share", directory, strerror(errno));
+		return sn_because(errno, "cannot create %s: %s; softnic needs a writable /dev/shm with room for 1 to 2 MiB per "
+					 "process, or another place named by ROCECOMM_SOFT_DIR that all ranks share", directory,
+				  strerror(errno));
 	if (lstat(directory, &st))
 		return errno;
-	if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)) /* do not meet strangers there */
-		return sn_because(EPERM, "%s is not a private directory of this user (owner %u, mode %o): remove it, or name "
-					 "another place by ROCECOMM_SOFT_DIR", directory, (unsigned)st.st_uid,
+	/* do not meet strangers there, and follow nobody's link */
+	if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid())
+		return sn_because(EPERM, "%s is %s of user %u, not a directory of this user (%u): have it removed, or name "
+					 "another place by ROCECOMM_SOFT_DIR", directory,
+				  S_ISDIR(st.st_mode) ? "a directory" : S_ISLNK(st.st_mode) ? "a symbolic link" : "a file",
+				  (unsigned)st.st_uid, (unsigned)geteuid());
+	if (st.st_mode & 077)
+		return sn_because(EPERM, "others may enter %s (mode %o): chmod 700, or remove it", directory,
 				  (unsigned)st.st_mode & 07777);
 	return 0;
 }
@@ -120,7 +136,11 @@ static int open_fabric(void)
 			if ((err = make_directory()))
 				return err;
 			sn_fabric_path(path, sizeof(path), "fabric");
-			int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+			int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+			if (fd >= 0 && (fstat(fd, &mine) || !S_ISREG(mine.st_mode) || mine.st_uid != geteuid())) {
+				close(fd);
+				return sn_because(EPERM, "%s is not a file that softnic made: remove it", path);
+			}
 			pthread_mutex_lock(&mutex);
 			fabric_fd = fd;
 			fabric_pid = sn_pid;
@@ -128,7 +148,7 @@ static int open_fabric(void)
 			if (fd < 0) {
 				if (errno == ENOENT)
 					continue; /* the last one out removed the directory just now */
-				return errno;
+				return sn_because(errno, "cannot create %s: %s", path, strerror(errno));
 			}
 		}
 		sn_fabric_path(path, sizeof(path), "fabric");
@@ -144,8 +164,14 @@ static int open_fabric(void)
 	if (fabric)
 		return 0;
 	err = fallocate(fabric_fd, 0, 0, sizeof(struct sn_fabric)) ? errno : 0;
-	if (err)
-		sn_because(err, "no room for %zu bytes in %s", sizeof(struct sn_fabric), directory);
+	if (err) {
+		sn_no_room(err, sizeof(struct sn_fabric), "fabric");
+		if (!fstat(fabric_fd, &mine) && !mine.st_size) { /* nobody is there: as it was before */
+			sn_fabric_path(path, sizeof(path), "fabric");
+			unlink(path);
+			rmdir(directory);
+		}
+	}
 	if (!err) {
 		struct sn_fabric *f = mmap(NULL, sizeof(*f), PROT_READ | PROT_WRITE, MAP_SHARED, fabric_fd, 0);
 		if (f == MAP_FAILED) {
@@ -267,7 +293,7 @@ static int claim_slot(struct sn_ctx *ctx)
 		ctx->id = generation << SN_SLOT_BITS | slot;
 		return 0;
 	}
-	return EUSERS;
+	return sn_because(EUSERS, "all %u slots of %s are taken by open devices", SN_SLOTS - 1, directory);
 }
 
 static void unlist(struct sn_ctx *ctx)

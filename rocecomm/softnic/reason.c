@@ -1,10 +1,36 @@
 /* An errno says too little for a person: the last refusal of this thread in words. */
+#define _GNU_SOURCE
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "softnic.h"
 
-static _Thread_local char text[320];
+static _Thread_local char text[480];
+
+/* A stock program cannot ask for the reason. Where it came to us by LD_PRELOAD it is told on stderr what
+ * the system refused, once for each kind; what the program itself asked wrongly is its own affair. */
+static void tell(int err)
+{
+	static _Atomic uint64_t told;
+	const char *preload = secure_getenv("LD_PRELOAD");
+	switch (err) {
+	case ENOSPC:
+	case EROFS:
+	case ENOENT:
+	case EACCES:
+	case EPERM:
+	case ENOTDIR:
+	case EBUSY:
+	case EAGAIN:
+	case ENOMEM:
+		break;
+	default:
+		return;
+	}
+	if (preload && strstr(preload, "softnic") && !(atomic_fetch_or(&told, 1ULL << err) & 1ULL << err))
+		fprintf(stderr, "softnic: %s\n", text);
+}
 
 int sn_because(int err, const char *format, ...)
 {
@@ -12,6 +38,7 @@ int sn_because(int err, const char *format, ...)
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
+	tell(err);
 	return err;
 }
 

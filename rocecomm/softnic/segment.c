@@ -2,12 +2,33 @@
  * a full /dev/shm is ENOSPC from a verb and never SIGBUS in the data path. */
 #define _GNU_SOURCE
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "softnic.h"
+
+/* Why memory in a file of the fabric was refused, and what to do. */
+int sn_no_room(int err, uint64_t len, const char *name)
+{
+	char path[192];
+	struct statvfs v;
+	unsigned long long left = 0, all = 0;
+	sn_fabric_path(path, sizeof(path), "%s", name);
+	if (err == EOPNOTSUPP)
+		return sn_because(err, "the file system of %s cannot set memory aside (fallocate): name a tmpfs by "
+				       "ROCECOMM_SOFT_DIR", path);
+	if (!statvfs(path, &v)) {
+		left = (unsigned long long)v.f_bavail * v.f_frsize;
+		all = (unsigned long long)v.f_blocks * v.f_frsize;
+	}
+	return sn_because(err, "no room for another %llu bytes in %s (%llu KiB of %llu free): make /dev/shm larger (docker run "
+			       "--shm-size=...), ask for smaller queues, or name another place by ROCECOMM_SOFT_DIR",
+			  (unsigned long long)len, path, left >> 10, all >> 10);
+}
 
 static int back(struct sn_ctx *ctx, uint64_t at, uint64_t len)
 {
@@ -17,11 +38,10 @@ static int back(struct sn_ctx *ctx, uint64_t at, uint64_t len)
 	while (r < 0 && errno == EINTR);
 	if (r == 0)
 		return 0;
+	char name[32];
 	int err = errno;
-	char path[192];
-	sn_fabric_path(path, sizeof(path), "seg-%u", ctx->id & (SN_SLOTS - 1));
-	return sn_because(err, "no room for another %llu bytes in %s: make /dev/shm larger (docker run --shm-size=...), ask for "
-			       "smaller queues, or name another place by ROCECOMM_SOFT_DIR", (unsigned long long)len, path);
+	snprintf(name, sizeof(name), "seg-%u", ctx->id & (SN_SLOTS - 1));
+	return sn_no_room(err, len, name);
 }
 
 struct sn_mapping *sn_mapping_new(struct sn_seg *seg)
@@ -51,7 +71,7 @@ int sn_seg_create(struct sn_ctx *ctx)
 	unlink(path);
 	ctx->seg_fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	if (ctx->seg_fd < 0)
-		return errno;
+		return sn_because(errno, "cannot create %s: %s", path, strerror(errno));
 	if (ftruncate(ctx->seg_fd, SN_SEG_SIZE))
 		err = errno;
 	else
@@ -60,7 +80,7 @@ int sn_seg_create(struct sn_ctx *ctx)
 		ctx->seg = mmap(NULL, SN_SEG_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, ctx->seg_fd, 0);
 		if (ctx->seg == MAP_FAILED) {
 			ctx->seg = NULL;
-			err = errno;
+			err = sn_because(errno, "cannot map %s: %s (1 GiB of address space, ulimit -v?)", path, strerror(errno));
 		}
 	}
 	ctx->holes = calloc(16, sizeof(*ctx->holes));

@@ -251,6 +251,7 @@ struct sn_mapping *sn_local_mapping(sn_id id); /* of a context of this very proc
 int sn_fabric_path(char *buf, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- segment.c */
+int sn_no_room(int err, uint64_t len, const char *name);
 int sn_seg_create(struct sn_ctx *ctx);
 int sn_seg_grow(struct sn_ctx *ctx, _Atomic uint32_t *limit, uint64_t table, size_t entry, uint32_t need);
 int sn_heap_get(struct sn_ctx *ctx, uint64_t len, uint64_t *at);

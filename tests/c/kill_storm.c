@@ -167,12 +167,14 @@ static int count_segments(const char *dir)
 int main(void)
 {
 	const char *rounds = getenv("ROCECOMM_TEST_ROUNDS"), *s = getenv("ROCECOMM_TEST_SEED");
-	char dir[] = "/dev/shm/rocecomm-storm-XXXXXX";
+	const char *base = getenv("ROCECOMM_SOFT_DIR");
+	char dir[100];
 	int status;
 #ifdef __SANITIZE_THREAD__
 	puts("the thread sanitizer does not see what orders processes");
 	return 77;
 #endif
+	snprintf(dir, sizeof(dir), "%.60s/rocecomm-storm-XXXXXX", base && *base ? base : "/dev/shm");
 	CHECK(mkdtemp(dir));
 	setenv("ROCECOMM_SOFT_DIR", dir, 1);
 	seed = s ? (uint32_t)strtoul(s, NULL, 0) : (uint32_t)time(NULL) * 2654435761u ^ (uint32_t)getpid();
