@@ -260,7 +260,7 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		}
 		if (state != IBV_QPS_RTS || (r->peer && qp->dest_qpn != t->qp->qpn))
 			break; /* SQD: later; or R was connected to somebody else meanwhile */
-		if (r->peer && is_local(w->opcode)) {
+		if (r->peer && (is_local(w->opcode) || (sn_faulty() && sn_fault_leave_to(r, t)))) {
 			atomic_store(&qp->sq.wait, SN_WAIT_OWNER);
 			break;
 		}
@@ -348,8 +348,11 @@ static bool runnable(const struct sn_side *r, const struct sn_side *t)
 static void call_owner(struct sn_ctx *ctx, const struct sn_side *r)
 {
 	struct sn_cq *cq = sn_cq_at(r->seg, r->qp->send_cq);
-	if (r->peer && atomic_load(&r->qp->sq.wait) == SN_WAIT_OWNER && cq->channel &&
-	    atomic_exchange(&cq->armed, SN_ARM_NONE) != SN_ARM_NONE)
+	if (!r->peer || atomic_load(&r->qp->sq.wait) != SN_WAIT_OWNER)
+		return;
+	if (sn_faulty())
+		sn_fault_wake(r->seg); /* it may sleep on any queue */
+	else if (cq->channel && atomic_exchange(&cq->armed, SN_ARM_NONE) != SN_ARM_NONE)
 		sn_channel_notify(ctx, r, cq->channel, r->qp->send_cq, cq->epoch);
 }
 

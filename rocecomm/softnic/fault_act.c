@@ -133,6 +133,7 @@ static enum sn_fault_do hold(struct job *j, uint64_t until)
 	struct sn_sq *sq = &j->r->qp->sq;
 	atomic_store(&sq->deadline, until == UINT64_MAX ? 0 : until);
 	atomic_store(&sq->wait, SN_WAIT_FAULT);
+	j->status = IBV_WC_SUCCESS;
 	return SN_FAULT_WAIT;
 }
 

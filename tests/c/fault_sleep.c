@@ -39,7 +39,10 @@ static void nothing_for(struct end *e, double time)
 	while (seconds() < until) {
 		struct pollfd p = { .fd = e->channel->fd, .events = POLLIN };
 		arm(e);
-		CHECK(ibv_poll_cq(e->cq, 1, &wc) == 0);
+		if (ibv_poll_cq(e->cq, 1, &wc) != 0) {
+			fprintf(stderr, "wr_id %lu status %d\n", (unsigned long)wc.wr_id, wc.status);
+			exit(1);
+		}
 		if (poll(&p, 1, 10) == 1) {
 			CHECK(ibv_get_cq_event(e->channel, &cq, &context) == 0);
 			ibv_ack_cq_events(cq, 1);
@@ -74,10 +77,11 @@ static void peer(struct end *e, struct hello you, int in, int out)
 	take(in, &c, 1);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct options o = usual;
 	struct end e;
+	(void)argc;
 	int in, out;
 	char c;
 	o.channel = 1;
@@ -171,5 +175,11 @@ int main(void)
 	wake_with(&pair[0], 1, IBV_WC_RETRY_EXC_ERR);
 	CHECK(seconds() - start > 3 * 0.0167 && seconds() - start < 0.9);
 	pair_close(pair);
+	/* once more where bytes go through staging memory, which is slow enough for a peer to be in the
+	 * middle of this one's queue when a rule comes */
+	if (!getenv("ROCECOMM_SOFT_STAGING")) {
+		setenv("ROCECOMM_SOFT_STAGING", "1", 1);
+		execv("/proc/self/exe", argv);
+	}
 	return 0;
 }
