@@ -22,13 +22,14 @@ from rocecomm.verbs.context import Context, Memory
 from rocecomm.verbs.cq import CQ, WC, CompChannel
 from rocecomm.verbs.device import Device, devices, open_device
 from rocecomm.verbs.mr import MR, SGE
+from rocecomm.verbs.mw import MW
 from rocecomm.verbs.pd import PD
 from rocecomm.verbs.qp import QP
 from rocecomm.verbs.srq import SRQ
 
 __all__ = [
     "AH", "AHAttr", "AsyncEvent", "Buffer", "CQ", "CompChannel", "Context", "Device",
-    "DeviceAttr", "GIDEntry", "MR", "Memory", "PD", "PortAttr", "QP", "QPAttr",
+    "DeviceAttr", "GIDEntry", "MR", "MW", "Memory", "PD", "PortAttr", "QP", "QPAttr",
     "RECV_WR_DTYPE", "SEND_WR_DTYPE", "SGE", "SGE_DTYPE", "SRQ", "SRQAttr", "WC", "WC_DTYPE",
     "acquire", "devices", "open_device",
 ]

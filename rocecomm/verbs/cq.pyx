@@ -320,6 +320,14 @@ cdef class WC:
         return None
 
     @property
+    def invalidated_rkey(self):
+        """Key of the memory window that the peer's send took back, or None."""
+        if self.wc.status == IBV_WC_SUCCESS and self.wc.wc_flags & IBV_WC_WITH_INV and \
+                self.wc.opcode & IBV_WC_RECV:
+            return self.wc.invalidated_rkey
+        return None
+
+    @property
     def qp_num(self):
         """Number of the local queue pair."""
         return self.wc.qp_num

@@ -87,6 +87,7 @@ cdef extern from "<infiniband/verbs.h>" nogil:
 
         IBV_WC_GRH
         IBV_WC_WITH_IMM
+        IBV_WC_WITH_INV
 
         IBV_ACCESS_LOCAL_WRITE
         IBV_ACCESS_REMOTE_WRITE
@@ -139,6 +140,12 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         IBV_WR_RDMA_READ
         IBV_WR_ATOMIC_CMP_AND_SWP
         IBV_WR_ATOMIC_FETCH_AND_ADD
+        IBV_WR_LOCAL_INV
+        IBV_WR_BIND_MW
+        IBV_WR_SEND_WITH_INV
+
+        IBV_MW_TYPE_1
+        IBV_MW_TYPE_2
 
         IBV_SEND_FENCE
         IBV_SEND_SIGNALED
@@ -241,6 +248,24 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         uint32_t handle
         uint32_t lkey
         uint32_t rkey
+
+    struct ibv_mw:
+        ibv_context *context
+        ibv_pd *pd
+        uint32_t rkey
+        uint32_t handle
+        int type
+
+    struct ibv_mw_bind_info:
+        ibv_mr *mr
+        uint64_t addr
+        uint64_t length
+        unsigned int mw_access_flags
+
+    struct ibv_mw_bind:
+        uint64_t wr_id
+        unsigned int send_flags
+        ibv_mw_bind_info bind_info
 
     struct ibv_comp_channel:
         ibv_context *context
@@ -372,6 +397,11 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         _wr_atomic atomic
         _wr_ud ud
 
+    struct _wr_bind_mw "ibv_send_wr":
+        ibv_mw *mw
+        uint32_t rkey
+        ibv_mw_bind_info bind_info
+
     struct ibv_send_wr:
         uint64_t wr_id
         ibv_send_wr *next
@@ -379,8 +409,10 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         int num_sge
         int opcode
         unsigned int send_flags
-        uint32_t imm_data           # network byte order
+        uint32_t imm_data           # network byte order; shares its place with the next
+        uint32_t invalidate_rkey
         _wr_union wr
+        _wr_bind_mw bind_mw
 
     struct ibv_recv_wr:
         uint64_t wr_id
@@ -394,7 +426,8 @@ cdef extern from "<infiniband/verbs.h>" nogil:
         int opcode                  # undefined unless status is IBV_WC_SUCCESS
         uint32_t vendor_err
         uint32_t byte_len
-        uint32_t imm_data           # network byte order
+        uint32_t imm_data           # network byte order; shares its place with the next
+        uint32_t invalidated_rkey
         uint32_t qp_num
         uint32_t src_qp
         unsigned int wc_flags
@@ -419,6 +452,12 @@ cdef extern from "<infiniband/verbs.h>" nogil:
     int ibv_post_srq_recv(ibv_srq *srq, ibv_recv_wr *wr, ibv_recv_wr **bad_wr) noexcept
     int ibv_poll_cq(ibv_cq *cq, int num_entries, ibv_wc *wc) noexcept
     int ibv_req_notify_cq(ibv_cq *cq, int solicited_only) noexcept
+
+    # ---------------------------------------------------------------- windows, through context->ops
+    ibv_mw *ibv_alloc_mw(ibv_pd *pd, int type) noexcept
+    int ibv_dealloc_mw(ibv_mw *mw) noexcept
+    int ibv_bind_mw(ibv_qp *qp, ibv_mw *mw, ibv_mw_bind *bind) noexcept
+    uint32_t ibv_inc_rkey(uint32_t rkey) noexcept
 
 
 cdef extern from "<arpa/inet.h>" nogil:

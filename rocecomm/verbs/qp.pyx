@@ -253,7 +253,7 @@ cdef class QP(Handle):
     # ------------------------------------------------------------------ posting
     def post_send(self, opcode, local=None, *, wr_id=0, flags=IBV_SEND_SIGNALED, imm_data=None,
                   remote_addr=None, rkey=None, compare_add=0, swap=0, AH ah=None, remote_qpn=0,
-                  remote_qkey=0):
+                  remote_qkey=0, invalidate_rkey=None):
         """Posts one work request to the send queue (``ibv_post_send``).
 
         `opcode`: WROpcode. `local`: an MR (all of it), an SGE, a sequence of those, or None
@@ -261,7 +261,8 @@ cdef class QP(Handle):
         `imm_data` goes with the *_WITH_IMM operations only, 0..2**32-1 in host order.
         `remote_addr` and `rkey` name the peer's memory for writes, reads and atomics;
         `compare_add` is what to compare with or to add, `swap` the new value. `ah`,
-        `remote_qpn`, `remote_qkey` address a UD message.
+        `remote_qpn`, `remote_qkey` address a UD message. `invalidate_rkey`: the memory window
+        that IBV_WR_LOCAL_INV takes back here, IBV_WR_SEND_WITH_INV at the peer.
 
         The memory must stay registered until the completion was polled. Raises VerbsError if
         the request cannot be posted (errno ENOMEM: the queue is full).
@@ -276,9 +277,10 @@ cdef class QP(Handle):
         cdef bint datagram
         self.ensure_open()
         datagram = self.qp.qp_type == IBV_QPT_UD
-        if not 0 <= op <= IBV_WR_ATOMIC_FETCH_AND_ADD:
-            raise ValueError(f"opcode {op} cannot be posted; use the operations send, write, read "
-                             f"and atomics of WROpcode")
+        if not 0 <= op <= IBV_WR_ATOMIC_FETCH_AND_ADD and op != IBV_WR_LOCAL_INV and \
+                op != IBV_WR_SEND_WITH_INV:
+            raise ValueError(f"opcode {op} cannot be posted; use the operations send, write, read, "
+                             f"atomics and invalidate of WROpcode, and MW.bind()")
         sges = sge_list(local, (bits & IBV_SEND_INLINE) != 0)
         memset(&wr, 0, sizeof(wr))
         wr.wr_id = u64(wr_id, "wr_id")
@@ -294,7 +296,15 @@ cdef class QP(Handle):
         elif imm_data is not None:
             raise ValueError("imm_data goes with IBV_WR_SEND_WITH_IMM and "
                              "IBV_WR_RDMA_WRITE_WITH_IMM only")
-        if op == IBV_WR_SEND or op == IBV_WR_SEND_WITH_IMM:
+        if op == IBV_WR_LOCAL_INV or op == IBV_WR_SEND_WITH_INV:
+            if invalidate_rkey is None:
+                raise TypeError("an operation that invalidates needs invalidate_rkey")
+            wr.invalidate_rkey = u32(invalidate_rkey, "invalidate_rkey")
+        elif invalidate_rkey is not None:
+            raise ValueError("invalidate_rkey goes with IBV_WR_LOCAL_INV and IBV_WR_SEND_WITH_INV only")
+        if op == IBV_WR_LOCAL_INV or op == IBV_WR_SEND_WITH_INV:
+            pass
+        elif op == IBV_WR_SEND or op == IBV_WR_SEND_WITH_IMM:
             if ah is not None:
                 ah.ensure_open()
                 wr.wr.ud.ah = ah.ah
