@@ -165,9 +165,9 @@ class Side:
 
 
 # ------------------------------------------------------------------ another process
-def serve(pipe, device, number):
+def serve(pipe, kind, device, number):
     """Main function of a process that is one side."""
-    side = Side(device, number)
+    side = kind(device, number)
     while True:
         try:
             name, args = pipe.recv()
@@ -184,11 +184,11 @@ def serve(pipe, device, number):
 class Far:
     """A Side in another process."""
 
-    def __init__(self, device, number, patience=60.0):
+    def __init__(self, device, number, patience=60.0, kind=Side):
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.patience = patience
-        self.process = context.Process(target=serve, args=(theirs, device, number), daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, kind, device, number), daemon=True)
         self.process.start()
         theirs.close()
 

@@ -51,3 +51,17 @@ def search(examples, one, shorten_for=0.0, seed=SEED):
         text = shortened(*failed[0][:2], one, shorten_for) or f"{error}\n(it did not happen again)"
         raise Mismatch(f"{text}\n\nreplay with ROCECOMM_TEST_SEED={seed} "
                        f"ROCECOMM_TEST_PROGRAMS={examples}") from None
+
+
+def search_seeds(examples, make_world, one, shorten_for=0.0, seed=SEED, length=60):
+    """Runs one(world, raw) on that many random worlds, each with a raw program: a list of
+    numbers, of which each is the seed of one operation."""
+    for number in range(examples):
+        rng = random.Random(f"{seed}.{number}")
+        world, raw = make_world(rng), [rng.getrandbits(48) for _ in range(rng.randint(length // 4, length))]
+        try:
+            one(world, raw)
+        except Mismatch as error:
+            text = shortened(world, raw, one, shorten_for) or f"{error}\n(it did not happen again)"
+            raise Mismatch(f"{text}\n\nreplay with ROCECOMM_TEST_SEED={seed} "
+                           f"ROCECOMM_TEST_PROGRAMS={examples} (it was number {number})") from None

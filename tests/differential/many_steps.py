@@ -1,0 +1,191 @@
+"""The words of programs of many queue pairs: RC, UC and UD, shared queues, events.
+
+Both sides have the same queue pairs; number i of one side is connected with number i of the
+other, or, for UD, sends to any. Memory is one region of each side, number 0, and further ones
+over the same bytes. The arena begins with bytes that nothing ever writes; each receive, write
+target and result has a place of its own behind, so that no two requests meet in memory, but
+for words that atomics share. (What meets in memory is the matter of `steps` and `program`.)
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from differential.steps import ALL, OPS, pattern  # noqa: F401  (OPS: for those who import these steps)
+
+SOURCE = 4096           # bytes at the beginning of an arena that are only read
+WORDS = 4               # words for atomics, behind them
+AREA = 1 << 17          # bytes of an arena
+DEPTH = 64              # work requests that a queue holds
+GRH = 40                # bytes in front of a datagram
+MOST = 1500             # bytes of a message
+RECV_ID = 1 << 32       # wr_ids of receives have this bit
+QKEY = 0x1234567
+
+
+class Queue(NamedTuple):
+    """A queue pair of each side; `cqs` and `srqs` are one number per side."""
+
+    kind: str                       # "RC", "UC" or "UD"
+    send_cq: tuple = (0, 0)
+    recv_cq: tuple = (0, 0)
+    srq: tuple = (None, None)
+    sig_all: tuple = (False, False)
+    rnr_retry: tuple = (7, 7)
+
+
+class World(NamedTuple):
+    """What is fixed for one program."""
+
+    queues: tuple                   # of Queue
+    cqs: tuple = (1, 1)             # completion queues of each side
+    channels: tuple = ((), ())      # the completion channel of each CQ, per side; empty: none has
+    srqs: tuple = (0, 0)            # shared receive queues of each side
+    mapped: tuple = (False, False)  # is the arena memory that the device allocated?
+
+
+class Place(NamedTuple):
+    """`length` bytes at `offset` of a region; `wrong`: under a key that names none."""
+
+    offset: int
+    length: int
+    region: int = 0
+    wrong: bool = False
+
+
+@dataclasses.dataclass
+class Recv:
+    """Posts a receive to queue pair number `to`, or to shared queue number `to`."""
+
+    side: int
+    to: int
+    wr_id: int
+    places: tuple = ()
+    shared: bool = False
+
+
+@dataclasses.dataclass
+class Send:
+    """Posts a work request; `op` is a key of OPS. `far`: the peer's memory. A datagram goes to queue
+    pair `to` = (side, number)."""
+
+    side: int
+    qp: int
+    wr_id: int
+    op: str
+    places: tuple = ()
+    far: Place | None = None
+    signaled: bool = True
+    fence: bool = False
+    inline: bool = False
+    solicited: bool = False
+    imm: int = 0
+    compare_add: int = 0
+    swap: int = 0
+    to: tuple | None = None
+    qkey: int = QKEY
+
+    @property
+    def length(self):
+        return sum(p.length for p in self.places)
+
+
+@dataclasses.dataclass
+class Sync:
+    """Waits until `due` completions were taken: {(side, qp, "send" or "recv"): total}. `pause`:
+    something was dropped, which nobody is told; gives it time."""
+
+    due: dict
+    pause: bool = False
+    whole: bool = True      # everything is due: memory can be compared
+
+
+@dataclasses.dataclass
+class Arm:
+    """Asks for an event of a completion queue."""
+
+    side: int
+    cq: int
+    solicited: bool
+
+
+@dataclasses.dataclass
+class Events:
+    """Takes the events that are due: [(side, cq)], of all channels, and sees that there are no more."""
+
+    due: list
+
+
+@dataclasses.dataclass
+class Asyncs:
+    """Takes the asynchronous events that are due: [(side, name, number of the object)]."""
+
+    due: list
+
+
+@dataclasses.dataclass
+class Resize:
+    side: int
+    cq: int
+    entries: int
+
+
+@dataclasses.dataclass
+class Limit:
+    """Arms a shared queue's event "fewer than `entries` receives are left"."""
+
+    side: int
+    srq: int
+    entries: int
+
+
+@dataclasses.dataclass
+class Err:
+    side: int
+    qp: int
+
+
+@dataclasses.dataclass
+class Drain:
+    """RTS to SQD: what is posted waits."""
+
+    side: int
+    qp: int
+
+
+@dataclasses.dataclass
+class Resume:
+    side: int
+    qp: int
+
+
+@dataclasses.dataclass
+class Again:
+    """Both ends of a queue pair to RESET and to RTS again; `fresh`: destroyed, and new ones."""
+
+    qp: int
+    fresh: bool = False
+
+
+@dataclasses.dataclass
+class Reg:
+    """One more region over all of the arena."""
+
+    side: int
+    region: int
+    access: int = ALL
+
+
+@dataclasses.dataclass
+class Dereg:
+    side: int
+    region: int
+
+
+def initial(side):
+    """What lies in a side's arena when a program begins."""
+    return pattern(AREA, 2000 + side)
+
+
+def word(number):
+    """Offset of a word for atomics."""
+    return SOURCE + 8 * number
