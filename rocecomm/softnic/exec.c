@@ -264,6 +264,8 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 			atomic_store(&qp->sq.wait, SN_WAIT_OWNER);
 			break;
 		}
+		if (is_local(w->opcode))
+			let_go(&claim); /* it waits for the claims on a key: not for our own */
 		bool fresh = !claim;
 		if (fresh) {
 			claim = sn_claim_begin(ctx, r, t);

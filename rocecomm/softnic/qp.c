@@ -274,7 +274,8 @@ static int check_values(const struct ibv_qp_attr *a, int mask)
 	    (mask & IBV_QP_MAX_DEST_RD_ATOMIC && a->max_dest_rd_atomic > SN_MAX_RD_ATOM) ||
 	    (mask & IBV_QP_TIMEOUT && a->timeout > 31) || (mask & IBV_QP_RETRY_CNT && a->retry_cnt > 7) ||
 	    (mask & IBV_QP_RNR_RETRY && a->rnr_retry > 7) || (mask & IBV_QP_MIN_RNR_TIMER && a->min_rnr_timer > 31) ||
-	    (mask & IBV_QP_AV && (!a->ah_attr.is_global || a->ah_attr.grh.sgid_index >= SN_GIDS)))
+	    (mask & IBV_QP_AV &&
+	     (!a->ah_attr.is_global || a->ah_attr.grh.sgid_index >= SN_GIDS || a->ah_attr.port_num > 1)))
 		return EINVAL;
 	return 0;
 }

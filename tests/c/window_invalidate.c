@@ -46,6 +46,28 @@ int main(void)
 	CHECK(local_inv(b, one->rkey) == IBV_WC_LOC_QP_OP_ERR); /* type 1 is taken back by a bind */
 	reconnect(e);
 
+	/* in one list with sends of many regions and a write through the window from the other side */
+	struct ibv_mr *many[6];
+	struct ibv_send_wr list[7], *bad_wr;
+	struct ibv_sge s6[6];
+	key = ibv_inc_rkey(key);
+	CHECK(bind_2(b, mw, key, b->mr, base, 64, W) == IBV_WC_SUCCESS);
+	memset(list, 0, sizeof(list));
+	for (unsigned i = 0; i < 6; i++) {
+		CHECK(many[i] = ibv_reg_mr(b->pd, b->buf + 8192 + 64 * i, 64, IBV_ACCESS_LOCAL_WRITE));
+		s6[i] = (struct ibv_sge){ (uintptr_t)many[i]->addr, 64, many[i]->lkey };
+		list[i] = (struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = &s6[i], .num_sge = 1, .next = &list[i + 1] };
+		CHECK(post_recv(a, i, 64 * i, 64) == 0);
+	}
+	list[6] = (struct ibv_send_wr){ .wr_id = 700, .opcode = IBV_WR_LOCAL_INV, .send_flags = IBV_SEND_SIGNALED,
+					.invalidate_rkey = key };
+	CHECK(ibv_post_send(b->qp, list, &bad_wr) == 0);
+	expect(b, 700, IBV_WC_SUCCESS);
+	for (unsigned i = 0; i < 6; i++) {
+		expect(a, i, IBV_WC_SUCCESS);
+		CHECK(ibv_dereg_mr(many[i]) == 0);
+	}
+
 	/* the peer */
 	key = ibv_inc_rkey(key);
 	CHECK(bind_2(b, mw, key, b->mr, base, 64, W) == IBV_WC_SUCCESS);
