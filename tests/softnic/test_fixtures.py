@@ -1,11 +1,15 @@
 """rocecomm.testing: the fixtures that users import, run in a pytest of their own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from rocecomm.errors import VerbsError
+from rocecomm.verbs import soft
 
 CONFTEST = 'pytest_plugins = ["rocecomm.testing"]\n'
 
@@ -126,3 +130,30 @@ def test_names_are_listed_with_a_sentence(user):
     for name in ("soft_dir", "soft_device", "soft_pair", "make_soft_pair", "soft_faults"):
         assert f"\n{name} -- " in words, words
     assert code == 0
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/how-to/test-rdma-code-without-hardware.md"
+
+
+def test_the_page_shows_what_works(user):
+    """The tests that the how-to page shows pass, and what it sets is understood."""
+    text = PAGE.read_text()
+    code, words = user(re.search(r"```python\n# test_errors\.py\n(.*?)```", text, re.S)[1])
+    assert code == 0 and "2 passed" in words, words
+    shown = re.findall(r'ROCECOMM_SOFT_FAULT="([^"]*)"|softnic_inject\(\w+, "([^"]*)"', text)
+    assert len(shown) >= 4
+    for rules in map("".join, shown):
+        soft.inject(rules).remove()
+
+
+def test_every_kind_and_key_of_the_page_is_known():
+    section = PAGE.read_text().partition("\n## Make it fail\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`[ :|]", section, re.M)
+    kinds = [row for row in rows if "soft_" not in row]
+    assert {"delay", "drop", "rnr", "access", "port_down", "peer_death", "cq_overrun"} <= set(kinds)
+    for kind in kinds:
+        soft.inject(kind, seconds=1 if kind == "delay" else None).remove()
+    for key in re.findall(r"`(\w+)=", section):
+        with pytest.raises(VerbsError) as caught:
+            soft.inject(f"drop:{key}=?")
+        assert "it takes op, qp," not in str(caught.value), key
