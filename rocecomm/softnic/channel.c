@@ -139,6 +139,21 @@ static bool watch_death(struct sn_channel *ch, struct sn_peer *p)
 	return true;
 }
 
+/* This QP is about to be connected. If the peer dies between the completion that it pushes and the
+ * event that announces it, whoever sleeps here must look. */
+void sn_channel_connected(struct sn_priv_qp *qp, struct sn_peer *peer)
+{
+	struct ibv_comp_channel *of[2] = { qp->ibv.send_cq->channel, qp->ibv.recv_cq->channel };
+	for (int i = 0; i < 2; i++) {
+		if (!of[i] || peer->local || (i && of[1] == of[0]))
+			continue;
+		struct sn_channel *ch = sn_container(of[i], struct sn_channel, ibv);
+		pthread_mutex_lock(&ch->lock);
+		watch_death(ch, peer);
+		pthread_mutex_unlock(&ch->lock);
+	}
+}
+
 /* The head of this QP's send queue waits, and its owner may go to sleep. */
 void sn_channel_watch(struct sn_priv_qp *qp)
 {
@@ -228,17 +243,26 @@ static bool read_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_cont
 	return false;
 }
 
+static bool has_completion(struct sn_ctx *ctx, struct sn_cq *cq)
+{
+	struct sn_cqe *ring = sn_at(ctx->seg, cq->ring);
+	uint32_t head = atomic_load(&cq->head);
+	return atomic_load(&ring[head & (cq->size - 1)].seq) == head + 1;
+}
+
 /* The descriptor said readable, but nothing came of it. Some CQ that is armed gets an event all the
  * same: verbs allow it, whereas sleeping after POLLIN would freeze an event loop. If none is armed
- * nobody is waiting, and what woke us is put to rest. */
-static bool spurious_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_context)
+ * nobody is waiting, and what woke us is put to rest. A peer that died may have taken the arming with
+ * it and not written the event: then a CQ with a completion in it counts as armed. */
+static bool spurious_event(struct sn_channel *ch, bool death, struct ibv_cq **cq, void **cq_context)
 {
 	struct sn_ctx *ctx = ch->ctx;
 	bool found = false;
 	pthread_mutex_lock(&ctx->lock);
 	for (uint32_t i = 0; i < SN_CQS && i < atomic_load(&ctx->seg->cq_limit) && !found; i++) {
 		struct sn_priv_cq *c = ctx->cqs[i];
-		if (!c || c->ibv.channel != &ch->ibv || atomic_exchange(&c->cq->armed, SN_ARM_NONE) == SN_ARM_NONE)
+		if (!c || c->ibv.channel != &ch->ibv || (atomic_exchange(&c->cq->armed, SN_ARM_NONE) == SN_ARM_NONE &&
+							 !(death && has_completion(ctx, c->cq))))
 			continue;
 		hand_out(c, cq, cq_context);
 		found = true;
@@ -247,11 +271,6 @@ static bool spurious_event(struct sn_channel *ch, struct ibv_cq **cq, void **cq_
 	if (found)
 		return true;
 	pthread_mutex_lock(&ch->lock);
-	for (uint32_t i = 0; i < ch->num_death; i++) {
-		epoll_ctl(ch->ibv.fd, EPOLL_CTL_DEL, ch->death[i].fd, NULL);
-		close(ch->death[i].fd);
-	}
-	ch->num_death = 0;
 	set_timer(ch, 0);
 	pthread_mutex_unlock(&ch->lock);
 	return false;
@@ -266,7 +285,7 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 	}
 	for (bool slept = false;; slept = true) {
 		struct epoll_event e[8];
-		bool kick = false;
+		bool kick = false, death = false;
 		if (read_event(ch, cq, cq_context)) {
 			sn_stage_look(ch->ctx);
 			return 0;
@@ -280,7 +299,7 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 			uint64_t ticks;
 			if ((e[i].data.u64 & 0xff) == WAKE_DEATH) {
 				peer_died(ch, (sn_id)(e[i].data.u64 >> 8));
-				kick = true;
+				kick = death = true;
 			} else if (e[i].data.u64 == WAKE_TIMER) {
 				pthread_mutex_lock(&ch->lock);
 				if (read(ch->timer, &ticks, sizeof(ticks)) == sizeof(ticks))
@@ -292,7 +311,7 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 		if (kick)
 			kick_all(ch);
 		sn_stage_look(ch->ctx);
-		if (read_event(ch, cq, cq_context) || (kick && spurious_event(ch, cq, cq_context)))
+		if (read_event(ch, cq, cq_context) || (kick && spurious_event(ch, death, cq, cq_context)))
 			return 0;
 		if (!block && (n == 0 || slept)) {
 			errno = EAGAIN;

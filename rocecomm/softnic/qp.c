@@ -348,6 +348,8 @@ static int modify(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 		bool known = qp->type != IBV_QPT_UD && sn_side_of(priv->ctx, a->dest_qp_num, &found, &peer);
 		if ((err = sn_stage_connect(priv->ctx, known ? &peer : NULL)))
 			return err;
+		if (known && peer.peer)
+			sn_channel_connected(priv, peer.peer);
 		if (qp->type != IBV_QPT_UD)
 			priv->peer = known ? atomic_load(&found) : NULL; /* this one, whoever has its slot later */
 	}

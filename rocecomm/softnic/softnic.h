@@ -342,6 +342,7 @@ int sn_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values
 
 /* ---- channel.c */
 void sn_channel_wake_at(struct sn_channel *ch, uint64_t at); /* at the latest */
+void sn_channel_connected(struct sn_priv_qp *qp, struct sn_peer *peer);
 void sn_channel_watch(struct sn_priv_qp *qp); /* deadlines and deaths must wake a sleeper */
 void sn_channel_notify(struct sn_ctx *ctx, const struct sn_side *side, uint32_t channel, uint32_t cq, uint32_t epoch);
 int sn_async_open(struct sn_ctx *ctx);

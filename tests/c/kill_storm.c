@@ -13,7 +13,7 @@
 
 static struct board *board;
 static pid_t pid[N];
-static uint32_t seed, rng;
+static uint32_t seed, rng, born[N]; /* incarnations */
 
 static uint32_t roll(uint32_t n)
 {
@@ -56,6 +56,11 @@ static void spawn(int rank, uint32_t inc)
 {
 	uint32_t salt = roll(1u << 30);
 	fflush(NULL);
+	born[rank] = inc;
+	for (int k = 0; k < N; k++) {
+		atomic_store(&board->met[rank][k], 0);
+		atomic_store(&board->broken[rank][k], 0);
+	}
 	CHECK((pid[rank] = fork()) >= 0);
 	if (pid[rank] == 0) {
 		static struct worker w;
@@ -106,20 +111,9 @@ static void step_and_kill(int rank, int round)
 	CHECK(kill(pid[rank], SIGKILL) == 0);
 }
 
-static void one_round(int round)
+static void murder(int rank, int how, int round)
 {
-	int rank = (int)roll(N), how = (int)roll(10), status;
-	progress(round, -1, 3);
-	uint32_t inc = atomic_load(&board->now[rank]);
-	if (how < 2) { /* stopped for a while: nobody sees an error */
-		usleep(roll(3000));
-		CHECK(kill(pid[rank], SIGSTOP) == 0);
-		usleep(roll(150000));
-		CHECK(kill(pid[rank], SIGCONT) == 0);
-		return;
-	}
-	atomic_store(&board->doomed[rank], inc);
-	usleep(roll(3000));
+	int status;
 	if (how == 2) {
 		CHECK(kill(pid[rank], SIGSTOP) == 0);
 		usleep(roll(30000));
@@ -136,19 +130,52 @@ static void one_round(int round)
 		failed("a rank ended that should not", round);
 	pid[rank] = 0;
 	atomic_store(&board->now[rank], 0);
+}
+
+static void notice(int rank, int round)
+{
 	double until = seconds() + 9; /* the transport's own timeout */
 	for (int i = 0; i < N; i++)
-		while (i != rank && atomic_load(&board->broken[i][rank]) != inc) {
+		while (pid[i] && atomic_load(&board->met[i][rank]) == born[rank] &&
+		       atomic_load(&board->broken[i][rank]) != born[rank]) {
 			look_after(round);
 			if (seconds() > until) {
-				fprintf(stderr, "rank %d does not notice that %d.%u is gone\n", i, rank, inc);
+				fprintf(stderr, "rank %d does not notice that %d.%u is gone\n", i, rank, born[rank]);
 				failed("no error completion", round);
 			}
 			usleep(200);
 		}
-	if (roll(2))
+}
+
+static void one_round(int round)
+{
+	int rank = (int)roll(N), how = (int)roll(10), second = roll(5) ? -1 : (int)roll(N);
+	if (roll(5))
+		progress(round, -1, 3); /* else: as they are, connecting perhaps, or opening the device */
+	if (how < 2) { /* stopped for a while: nobody sees an error */
+		usleep(roll(3000));
+		CHECK(kill(pid[rank], SIGSTOP) == 0);
+		usleep(roll(150000));
+		CHECK(kill(pid[rank], SIGCONT) == 0);
+		return;
+	}
+	if (second == rank)
+		second = -1;
+	atomic_store(&board->doomed[rank], born[rank]);
+	if (second >= 0)
+		atomic_store(&board->doomed[second], born[second]);
+	usleep(roll(3000));
+	murder(rank, how, round);
+	if (second >= 0)
+		murder(second, 9, round);
+	notice(rank, round);
+	if (second >= 0)
+		notice(second, round);
+	else if (roll(2))
 		progress(round, rank, 3);
-	spawn(rank, inc + 1);
+	spawn(rank, born[rank] + 1);
+	if (second >= 0)
+		spawn(second, born[second] + 1);
 }
 
 static int count_segments(const char *dir)

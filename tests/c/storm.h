@@ -20,6 +20,7 @@ struct board {
 	_Atomic uint32_t quit;
 	_Atomic uint32_t now[N];    /* incarnation that is there, 0: nobody */
 	_Atomic uint32_t doomed[N]; /* incarnation that may die from here on */
+	_Atomic uint32_t met[N][N];    /* [who][whom]: incarnation that was offered a connection */
 	_Atomic uint32_t broken[N][N]; /* [who][whom]: incarnation whose end was noticed */
 	_Atomic uint64_t done[N][N];   /* what was completed and checked */
 	_Atomic uint64_t addr[N];
@@ -215,6 +216,7 @@ static void offer(struct worker *w, uint32_t k, uint32_t inc)
 	struct seat *s = &w->b->seat[w->me][k];
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL_ACCESS };
 	l->inc = inc;
+	atomic_store(&w->b->met[w->me][k], inc);
 	l->sent = l->got = l->adds = 0;
 	l->chain = 0;
 	l->qp = new_qp(w, IBV_QPT_RC, !has_own_queue(w->me, k));
@@ -232,6 +234,11 @@ static void offer(struct worker *w, uint32_t k, uint32_t inc)
 	atomic_store(&s->yours, inc);
 	atomic_store(&s->mine, w->inc);
 	l->state = OFFERED;
+}
+
+static int may_break(struct worker *w, uint32_t k)
+{
+	return atomic_load(&w->b->doomed[k]) == w->link[k].inc;
 }
 
 static void try_connect(struct worker *w, uint32_t k)
@@ -260,8 +267,10 @@ static void try_connect(struct worker *w, uint32_t k)
 	MUST(ibv_modify_qp(l->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 					      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 18, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 16 };
-	MUST(ibv_modify_qp(l->qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-					      IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+	int err = ibv_modify_qp(l->qp, &a, IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+						   IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC);
+	if (err && !may_break(w, k)) /* else it is in error already */
+		DIE("to RTS with rank %u: %d", k, err);
 	l->state = UP;
 }
 
@@ -361,11 +370,6 @@ static void send_datagram(struct worker *w)
 				  .send_flags = IBV_SEND_SIGNALED, .wr.ud = { w->ah, qpn, 7 } }, *bad;
 	w->ud_busy = 1;
 	MUST(ibv_post_send(w->ud, &wr, &bad) == 0);
-}
-
-static int may_break(struct worker *w, uint32_t k)
-{
-	return atomic_load(&w->b->doomed[k]) == w->link[k].inc;
 }
 
 static void sent_one(struct worker *w, const struct ibv_wc *wc, int *broke)
