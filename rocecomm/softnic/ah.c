@@ -42,7 +42,7 @@ SN_EXPORT int ibv_destroy_ah(struct ibv_ah *ibv)
 void sn_ah_address(struct sn_qp *qp, struct sn_swqe *w, const struct ibv_ah *ibv, uint32_t qpn, uint32_t qkey)
 {
 	const struct sn_priv_ah *ah = sn_container(ibv, struct sn_priv_ah, ibv);
-	w->ud_qpn = qpn;
+	w->ud_qpn = sn_reachable(&ah->attr.grh.dgid) ? qpn : 0; /* nobody has number 0: lost on the way */
 	w->ud_qkey = qkey & 0x80000000u ? qp->qkey : qkey;
 	memcpy(&w->remote_addr, ah->attr.grh.dgid.raw, 8);
 	memcpy(&w->compare_add, ah->attr.grh.dgid.raw + 8, 8);

@@ -120,7 +120,9 @@ SN_EXPORT int ibv_get_device_index(struct ibv_device *device)
 
 SN_EXPORT __be64 ibv_get_device_guid(struct ibv_device *device)
 {
-	uint8_t guid[8] = { 0x02, 0x73, 0x6f, 0xff, 0xfe, 0x66, 0x74, (uint8_t)sn_device_number(device) };
+	uint16_t net = sn_network();
+	uint8_t guid[8] = { 0x02, 0x73, 0x6f, 0xff, 0xfe, (uint8_t)(net >> 8), (uint8_t)net,
+			    (uint8_t)sn_device_number(device) };
 	__be64 v;
 	memcpy(&v, guid, 8);
 	return v;
@@ -232,6 +234,8 @@ bool sn_gid(unsigned device, uint32_t index, union ibv_gid *gid)
 	case 1: /* IPv4-mapped: the device reaches this host only */
 		gid->raw[10] = gid->raw[11] = 0xff;
 		gid->raw[12] = 127;
+		gid->raw[13] = (uint8_t)(sn_network() >> 8);
+		gid->raw[14] = (uint8_t)sn_network();
 		gid->raw[15] = (uint8_t)(device + 1);
 		return true;
 	case 2: /* a unique local address, RFC 4193 */

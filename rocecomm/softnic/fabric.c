@@ -90,12 +90,17 @@ static void forget(void)
 	pthread_mutex_unlock(&mutex);
 }
 
-static int make_directory(void)
+/* The folder that holds the directory of each user. */
+const char *sn_fabric_base(void)
 {
 	const char *base = secure_getenv("ROCECOMM_SOFT_DIR");
+	return base && *base ? base : "/dev/shm";
+}
+
+static int make_directory(void)
+{
+	const char *base = sn_fabric_base();
 	struct stat st;
-	if (!base || !*base)
-		base = "/dev/shm";
 	if (strlen(base) > LONGEST_BASE)
 		return sn_because(ENAMETOOLONG, "ROCECOMM_SOFT_DIR=%.60s... has %zu characters: at most %d are allowed", base,
 				  strlen(base), LONGEST_BASE);

@@ -305,7 +305,7 @@ static void apply(struct sn_priv_qp *priv, const struct ibv_qp_attr *a, int mask
 #undef TAKE
 	atomic_store(&qp->access, k->qp_access_flags);
 	qp->qkey = k->qkey;
-	qp->dest_qpn = k->dest_qp_num;
+	qp->dest_qpn = sn_reachable(&k->ah_attr.grh.dgid) ? k->dest_qp_num : 0; /* 0 is nobody's */
 	qp->timeout = k->timeout;
 	qp->retry_cnt = k->retry_cnt;
 	qp->rnr_retry = k->rnr_retry;

@@ -248,6 +248,7 @@ bool sn_alive(sn_id id);
 sn_id sn_slot_id(uint32_t slot);
 void sn_each_context(void (*visit)(struct sn_ctx *, void *), void *arg);
 struct sn_mapping *sn_local_mapping(sn_id id); /* of a context of this very process, one more user */
+const char *sn_fabric_base(void);
 int sn_fabric_path(char *buf, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- segment.c */
@@ -449,6 +450,11 @@ int sn_qp_check_attr(enum ibv_qp_type type, enum ibv_qp_state from, enum ibv_qp_
 /* ---- device.c */
 unsigned sn_device_number(const struct ibv_device *device);
 bool sn_gid(unsigned device, uint32_t index, union ibv_gid *gid);
+
+/* ---- network.c */
+#define SN_NETWORK_HOSTS 16 /* more than devices: the last byte of their GIDs */
+uint16_t sn_network(void);
+bool sn_reachable(const union ibv_gid *gid);
 extern const struct ibv_context_ops sn_context_ops;
 void sn_object_gone(struct sn_ctx *ctx);
 uint64_t sn_max_message(void);
