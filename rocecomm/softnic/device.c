@@ -153,6 +153,7 @@ SN_EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_at
 	a->max_qp_rd_atom = a->max_qp_init_rd_atom = SN_MAX_RD_ATOM;
 	a->max_res_rd_atom = SN_MAX_RD_ATOM * SN_QPS;
 	a->atomic_cap = IBV_ATOMIC_HCA;
+	a->max_mcast_grp = a->max_mcast_qp_attach = a->max_total_mcast_qp_attach = SN_MEMBERS;
 	a->max_ah = 1 << 24;
 	a->max_srq = SN_SRQS;
 	a->max_srq_wr = SN_MAX_WR;

@@ -35,6 +35,7 @@
 #define SN_MAX_WR 16384u
 #define SN_MAX_INLINE 1024u
 #define SN_MAX_RD_ATOM 16
+#define SN_MEMBERS 64		 /* of multicast groups, in one context */
 #define SN_MAX_DM (1ULL << 20) /* device memory of one context */
 #define SN_BIG (1u << 20)    /* transfers from here on are cut into chunks */
 #define SN_CHUNK (256u << 10)
@@ -304,6 +305,12 @@ struct sn_staging {
 	struct sn_stage_slot slot[SN_STAGE_SLOTS];
 };
 
+/* A datagram queue pair in a multicast group. */
+struct sn_member {
+	_Atomic uint32_t qpn; /* 0: nobody */
+	uint8_t gid[16];
+};
+
 struct sn_seg {
 	uint64_t magic;
 	uint32_t version;
@@ -325,6 +332,8 @@ struct sn_seg {
 	SN_ALIGNED _Atomic uint32_t calls;
 	_Atomic uint32_t call[SN_CALLS];
 	SN_ALIGNED _Atomic uint64_t users[SN_SLOTS / 64]; /* slots that ever mapped this segment */
+	_Atomic uint32_t num_members;
+	struct sn_member members[SN_MEMBERS];
 	struct sn_pool pools[SN_POOLS];
 	struct sn_claim claims[SN_CLAIMS];
 };

@@ -399,8 +399,11 @@ SN_EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	if (sn_foreign(ctx))
 		return 0;
 	pthread_mutex_lock(&ctx->lock);
-	priv->destroying = true;
-	err = quiesce(priv, SN_QP_FREE);
+	err = sn_mcast_has(ctx, ibv->qp_num) ? EBUSY : 0;
+	if (!err) {
+		priv->destroying = true;
+		err = quiesce(priv, SN_QP_FREE);
+	}
 	pthread_mutex_unlock(&ctx->lock);
 	if (err)
 		return err;

@@ -398,8 +398,9 @@ static enum verdict do_atomic_write(struct job *j)
 	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
 }
 
-static enum verdict do_datagram(struct job *j)
+static void datagram_to(void *arg, uint32_t qpn)
 {
+	struct job *j = arg;
 	struct sn_piece far[SN_MAX_SGE], *grh;
 	struct sn_peer *_Atomic found = NULL;
 	struct sn_side t;
@@ -408,9 +409,9 @@ static enum verdict do_datagram(struct job *j)
 	int num_far;
 
 	/* whatever does not fit, or finds nobody, is dropped: that is what a datagram is */
-	if (!sn_side_of(j->ctx, j->w->ud_qpn, &found, &t) || t.qp->type != IBV_QPT_UD || t.qp->qpn != j->w->ud_qpn ||
+	if (!sn_side_of(j->ctx, qpn, &found, &t) || t.qp->type != IBV_QPT_UD || t.qp->qpn != qpn ||
 	    t.qp->qkey != j->w->ud_qkey)
-		return DONE;
+		return;
 	sn_claim_end(j->claim);
 	j->t = &t;
 	j->claim = sn_claim_begin(j->ctx, j->r, j->t);
@@ -419,9 +420,9 @@ static enum verdict do_datagram(struct job *j)
 	j->num_near = 0;
 	j->status = gather(j); /* again, under the new claim */
 	if (j->status != IBV_WC_SUCCESS)
-		return DONE;
+		return;
 	if (sn_stage_missing(j->ctx, &t) || !can_receive(atomic_load(&t.qp->state)) || take_receive(j, &item) != DONE)
-		return DONE;
+		return;
 	struct sn_rwqe *rw = sn_rwqe_at(t.seg, sn_rq_of(t.seg, t.qp), item);
 	enum ibv_wc_status at_t = scatter(j, rw, j->w->length + sizeof(header), far, &num_far);
 	if (at_t == IBV_WC_SUCCESS) {
@@ -433,6 +434,21 @@ static enum verdict do_datagram(struct job *j)
 		at_t = transfer(j, true, far, num_far, j->w->length + sizeof(header));
 	}
 	complete_receive(j, item, at_t, at_t ? 0 : j->w->length + (uint32_t)sizeof(header), 0);
+}
+
+static void to_member(void *arg, uint32_t qpn)
+{
+	struct job *j = arg;
+	if (qpn != j->r->qp->qpn && j->status == IBV_WC_SUCCESS)
+		datagram_to(j, qpn);
+}
+
+static enum verdict do_datagram(struct job *j)
+{
+	const struct sn_side *t = j->t;
+	if (!sn_mcast_each(j->ctx, j->w, to_member, j))
+		datagram_to(j, j->w->ud_qpn);
+	j->t = t; /* what it was set to is gone */
 	return DONE;
 }
 

@@ -281,6 +281,10 @@ struct ibv_dm *sn_alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr
 int sn_free_dm(struct ibv_dm *dm);
 struct ibv_mr *sn_reg_dm_mr(struct ibv_pd *pd, struct ibv_dm *dm, uint64_t offset, size_t length, unsigned access);
 
+/* ---- mcast.c */
+bool sn_mcast_has(struct sn_ctx *ctx, uint32_t qpn);
+bool sn_mcast_each(struct sn_ctx *ctx, const struct sn_swqe *w, void (*visit)(void *arg, uint32_t qpn), void *arg);
+
 /* ---- ah.c */
 void sn_ah_address(struct sn_qp *qp, struct sn_swqe *w, const struct ibv_ah *ah, uint32_t qpn, uint32_t qkey);
 void sn_ah_header(const struct sn_swqe *w, uint8_t header[40]);
