@@ -32,13 +32,12 @@ struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, con
 		}
 }
 
-/* True: the claim did not cover this key yet, and must be published before the key is looked at. */
-bool sn_claim_name(struct sn_claim *c, int side, uint32_t key)
+bool sn_claim_another(struct sn_claim *c, int side, uint32_t key)
 {
 	uint32_t n = atomic_load_explicit(&c->num_keys[side], memory_order_relaxed);
 	if (n > SN_CLAIM_KEYS)
 		return false; /* it covers every key already */
-	for (uint32_t i = 0; i < n; i++)
+	for (uint32_t i = 1; i < n; i++)
 		if (atomic_load_explicit(&c->key[side][i], memory_order_relaxed) == key)
 			return false;
 	if (n < SN_CLAIM_KEYS)

@@ -65,6 +65,10 @@ enum sn_copy_result sn_copy(struct sn_ctx *ctx, const struct sn_side *other, boo
 {
 	int pid = other->seg->pid;
 	bool mapped = true;
+	if (num_local == 1 && num_far == 1 && far->ptr && length <= local->len && length <= far->len) {
+		memmove(write ? far->ptr : local->ptr, write ? local->ptr : far->ptr, length);
+		return SN_COPY_OK;
+	}
 	for (int i = 0; i < num_far; i++)
 		mapped &= far[i].ptr != NULL || !far[i].len;
 	if (mapped) {

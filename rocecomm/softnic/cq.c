@@ -6,7 +6,7 @@
 
 #include "softnic.h"
 
-#define YIELD_AFTER 100u /* empty polls: a few microseconds; both ends may share one CPU */
+#define YIELD_AFTER 300u /* empty polls: a microsecond or two; both ends may share one CPU */
 #define KICK_EVERY 8u
 
 /* Place and size of the ring in one word, and a count of its changes: an empty poll looks without a
@@ -18,6 +18,16 @@ static void set_glance(struct sn_priv_cq *cq)
 			      memory_order_release);
 }
 
+static struct sn_cqe *glanced_ring(struct sn_ctx *ctx, uint64_t glance)
+{
+	return sn_at(ctx->seg, glance >> 8 & ((1u << 30) - 1));
+}
+
+static uint32_t glanced_mask(uint64_t glance)
+{
+	return (1u << (glance & 63)) - 1;
+}
+
 #if defined(__SANITIZE_THREAD__)
 __attribute__((no_sanitize("thread"))) /* what was read is not used if the ring had gone */
 #endif
@@ -25,8 +35,7 @@ static bool looks_empty(struct sn_ctx *ctx, struct sn_priv_cq *cq)
 {
 	uint64_t glance = atomic_load_explicit(&cq->glance, memory_order_acquire);
 	uint32_t head = atomic_load_explicit(&cq->cq->head, memory_order_relaxed);
-	uint64_t ring = glance >> 8 & ((1u << 30) - 1);
-	struct sn_cqe *e = (struct sn_cqe *)sn_at(ctx->seg, ring) + (head & ((1u << (glance & 63)) - 1));
+	struct sn_cqe *e = glanced_ring(ctx, glance) + (head & glanced_mask(glance));
 	if (atomic_load_explicit(&e->seq, memory_order_acquire) == head + 1)
 		return false;
 	return atomic_load_explicit(&cq->glance, memory_order_relaxed) == glance;
@@ -257,15 +266,22 @@ static bool give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv
 	struct sn_rq *rq = srq ? &srq->srq->rq : qp ? &qp->qp->rq : NULL;
 	if (srq ? atomic_load(&srq->srq->epoch) != e->srq_epoch : e->srq >= 0 || !qp)
 		return true; /* the queue is gone or was emptied */
+	if (e->entry == SN_NO_ENTRY) {
+		atomic_fetch_sub(&qp->without_entry, 1);
+		return true;
+	}
 	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, rq, e->entry);
-	uint32_t state = atomic_load_explicit(&w->state, memory_order_relaxed);
+	struct sn_rslot *slot = sn_rslot_at(ctx->seg, rq, e->entry);
+	uint32_t state = atomic_load_explicit(&slot->state, memory_order_relaxed);
 	if (w->serial != e->serial || state == SN_RWQE_FREE)
 		return false;
 	if (rq->ordered) { /* of one QP, so nobody else gives it back: the poll lock is held */
-		atomic_store_explicit(&w->state, SN_RWQE_FREE, memory_order_release);
+		uint32_t count = atomic_load_explicit(&qp->given_back, memory_order_relaxed);
+		atomic_store_explicit(&slot->state, SN_RWQE_FREE, memory_order_release);
+		atomic_store_explicit(&qp->given_back, count + 1, memory_order_release);
 		return true;
 	}
-	if (!atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
+	if (!atomic_compare_exchange_strong(&slot->state, &state, SN_RWQE_FREE))
 		return false;
 	sn_free_list_put(srq ? &srq->free : &qp->free, e->entry);
 	return true;
@@ -278,8 +294,7 @@ static enum fate place_now(struct sn_ctx *ctx, struct sn_priv_cq *cq, struct sn_
 			   struct ibv_wc *wc, bool *kept)
 {
 	struct sn_side t = { ctx->seg, qp, NULL };
-	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->entry);
-	enum sn_placed placed = sn_place_one(ctx, &t, w, NULL, false);
+	enum sn_placed placed = sn_place_one(ctx, &t, e->entry, NULL, false);
 	if (placed == SN_PLACED_LATER) {
 		/* Its sender is placing it. If it is stopped there, the program hears of it in the end;
 		 * the sender's claim holds the memory as long as it may still write. */
@@ -318,7 +333,7 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 		if (valid && e->kind & SN_CQE_LAZY && place_now(ctx, cq, qp, e, wc, &kept) == LATER)
 			return LATER;
 		if (kept)
-			atomic_fetch_or(&sn_rwqe_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->entry)->qp, SN_RWQE_REPORTED);
+			atomic_fetch_or(&sn_rslot_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->entry)->qp, SN_RWQE_REPORTED);
 		else if (!give_back(ctx, e, valid ? priv : NULL))
 			return SKIP;
 	} else if (valid) {
@@ -394,10 +409,12 @@ int sn_cq_take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *
 {
 	struct sn_cq *c = cq->cq;
 	uint32_t head = atomic_load_explicit(&c->head, memory_order_relaxed), from = head;
+	uint64_t glance = atomic_load_explicit(&cq->glance, memory_order_relaxed); /* c->ring's line is the producers' */
+	struct sn_cqe *ring = glanced_ring(ctx, glance);
+	uint32_t mask = glanced_mask(glance);
 	int got = 0;
-	struct sn_cqe *ring = sn_at(ctx->seg, c->ring);
 	while (got < n) {
-		struct sn_cqe *e = &ring[head & (c->size - 1)];
+		struct sn_cqe *e = &ring[head & mask];
 		if (atomic_load_explicit(&e->seq, memory_order_acquire) != head + 1)
 			break;
 		if (e->status == IBV_WC_RETRY_EXC_ERR) {

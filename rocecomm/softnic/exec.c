@@ -279,6 +279,7 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		j.num_near = 0;
 		j.fail_t = false;
 		j.claim = claim;
+		j.fresh = fresh;
 		if (sn_name_keys(&j) || fresh)
 			sn_claim_publish();
 		/* whoever changed the state before it saw the claim did not wait for us */

@@ -16,6 +16,7 @@ struct job {
 	int num_near;
 	enum ibv_wc_status status; /* what R is told */
 	bool fail_t;
+	bool fresh; /* the claim is */
 	uint32_t item; /* of a send: the receive that it took */
 };
 

@@ -28,7 +28,7 @@
 #define SN_CLAIMS 64u
 #define SN_CLAIM_KEYS 4u
 #define SN_MAX_SGE 32u
-#define SN_SMALL 256u /* payloads up to this travel in slots beside the work request */
+#define SN_SMALL 240u /* payloads up to this travel in slots beside the work request */
 #define SN_LAZY 64u   /* receives of one QP whose payload waits in its slot for the poll */
 #define SN_SEG_SIZE (1ULL << 30)
 #define SN_MAX_CQE 65536
@@ -72,28 +72,40 @@ enum sn_rwqe_state { SN_RWQE_FREE, SN_RWQE_POSTED, SN_RWQE_TAKEN, SN_RWQE_LAZY, 
 /* T has polled its completion, though a stopped sender still has it in its hands. */
 #define SN_RWQE_REPORTED 0x80000000u
 
+/* What T writes when it posts, and R only reads. */
 struct sn_rwqe {
 	_Atomic uint64_t wr_id;
-	_Atomic uint32_t state;
-	_Atomic uint32_t qp;	   /* index of T's QP that took it, written before the state; SN_RWQE_REPORTED */
-	uint32_t lazy_len; /* bytes that wait in `small` */
-	uint32_t num_sge;
-	_Atomic sn_id mover; /* who copies `small` into place: a lock */
 	_Atomic uint32_t serial; /* of the posting: a completion of an earlier one is a duplicate */
-	struct sn_sge sge[]; /* max_sge of the queue; behind them SN_SMALL bytes for a small payload */
+	uint32_t num_sge;
+	struct sn_sge sge[]; /* max_sge of the queue */
 };
 
-/* A receive queue: of one QP, or shared (SRQ). */
+/* What R writes when it takes the entry, on cache lines of its own. */
+struct sn_rslot {
+	_Atomic uint32_t state;
+	_Atomic uint32_t qp;   /* index of the QP that it belongs to; of an SRQ, once it is taken */
+	uint32_t lazy_len;     /* bytes that wait in `small` */
+	_Atomic sn_id mover;   /* who copies `small` into place: a lock */
+	uint8_t small[SN_SMALL];
+};
+
+/* A receive queue: of one QP, or shared (SRQ).
+ *
+ * Entries of an RC or UC queue are used and given back in turn. One executor takes them, whoever holds
+ * R's exec lock, and the owner posts them, neither with a lock: an entry belongs to who moves its state
+ * from POSTED to TAKEN. Queues of several takers (UD, SRQ) have a ring of indices and are locked. */
 struct sn_rq {
 	uint32_t size; /* a power of two */
 	uint32_t max_sge;
 	uint32_t stride;
-	uint32_t small;	  /* offset of the small payload in an entry */
-	uint32_t ordered; /* entries are used and given back in turn: no ring of indices is needed */
-	uint64_t wqes;	  /* offset in the segment */
-	uint64_t ring;	  /* offset of uint32_t[size]: indices of posted entries */
-	SN_ALIGNED struct sn_lock lock;
-	_Atomic uint32_t head, tail;
+	uint32_t slot; /* offset of struct sn_rslot in an entry */
+	uint32_t ordered;
+	uint64_t wqes; /* offset in the segment */
+	uint64_t ring; /* offset of uint32_t[size]: indices of posted entries */
+	SN_ALIGNED struct sn_lock lock; /* of an ordered queue: who flushes */
+	_Atomic uint32_t head;
+	uint32_t tail_seen; /* the executor's: tail when it last looked */
+	SN_ALIGNED _Atomic uint32_t tail;
 	_Atomic uint32_t waiting; /* senders that found it empty */
 };
 
@@ -370,9 +382,9 @@ static inline struct sn_rwqe *sn_rwqe_at(struct sn_seg *seg, const struct sn_rq 
 {
 	return sn_at(seg, rq->wqes + (uint64_t)i * rq->stride);
 }
-static inline uint8_t *sn_rwqe_small(const struct sn_rq *rq, struct sn_rwqe *w)
+static inline struct sn_rslot *sn_rslot_at(struct sn_seg *seg, const struct sn_rq *rq, uint32_t i)
 {
-	return (uint8_t *)w + rq->small;
+	return sn_at(seg, rq->wqes + (uint64_t)i * rq->stride + rq->slot);
 }
 /* The entry that was posted at position `pos` of the queue. */
 static inline uint32_t sn_rq_item(struct sn_seg *seg, const struct sn_rq *rq, uint32_t pos)
@@ -389,6 +401,7 @@ static inline struct sn_rq *sn_rq_of(struct sn_seg *seg, struct sn_qp *qp)
 }
 
 _Static_assert(sizeof(struct sn_cqe) == 64, "a completion is one cache line");
+_Static_assert(sizeof(struct sn_rslot) == 256, "a small receive is a few whole cache lines");
 _Static_assert(sizeof(struct sn_event) == 8, "an event is written in one piece");
 _Static_assert(SN_HEAP < SN_SEG_SIZE / 2, "tables leave room for the heap");
 

@@ -6,11 +6,11 @@
 
 #include "softnic.h"
 
-static enum sn_copy_result place(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w)
+static enum sn_copy_result place(struct sn_ctx *ctx, const struct sn_side *t, const struct sn_rwqe *w,
+				 struct sn_rslot *slot)
 {
-	struct sn_piece far[SN_MAX_SGE], slot = { .ptr = (char *)sn_rwqe_small(sn_rq_of(t->seg, t->qp), w),
-							.len = w->lazy_len };
-	uint64_t left = w->lazy_len;
+	struct sn_piece far[SN_MAX_SGE], payload = { .ptr = (char *)slot->small, .len = slot->lazy_len };
+	uint64_t left = slot->lazy_len;
 	int n = 0;
 
 	for (uint32_t i = 0; i < w->num_sge && i < SN_MAX_SGE && left; i++) {
@@ -30,30 +30,32 @@ static enum sn_copy_result place(struct sn_ctx *ctx, const struct sn_side *t, st
 		sn_piece_of(&far[n++], t, &mr, s.addr, len);
 		left -= len;
 	}
-	return sn_copy(ctx, t, true, &slot, 1, far, n, w->lazy_len - left);
+	return sn_copy(ctx, t, true, &payload, 1, far, n, slot->lazy_len - left);
 }
 
 /* `mover` is the lock on the state from LAZY to PLACED; a dead holder loses it. Without `wait`
  * somebody else's placing is not waited for. `claim` is told which regions are touched; the entry may
  * be looked at for that only with the lock held, else its owner may be posting it anew. */
-enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, struct sn_claim *claim,
-			    bool wait)
+enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, uint32_t item, struct sn_claim *claim, bool wait)
 {
+	struct sn_rq *rq = sn_rq_of(t->seg, t->qp);
+	struct sn_rwqe *w = sn_rwqe_at(t->seg, rq, item);
+	struct sn_rslot *slot = sn_rslot_at(t->seg, rq, item);
 	uint64_t start = 0;
 	for (uint32_t tries = 0;; tries++) {
 		sn_id holder = 0;
-		if (atomic_load_explicit(&w->state, memory_order_acquire) != SN_RWQE_LAZY)
+		if (atomic_load_explicit(&slot->state, memory_order_acquire) != SN_RWQE_LAZY)
 			return SN_PLACED;
-		if (atomic_compare_exchange_strong(&w->mover, &holder, ctx->id)) {
+		if (atomic_compare_exchange_strong(&slot->mover, &holder, ctx->id)) {
 			enum sn_copy_result r = SN_COPY_OK;
-			if (atomic_load(&w->state) == SN_RWQE_LAZY) {
+			if (atomic_load(&slot->state) == SN_RWQE_LAZY) {
 				for (uint32_t i = 0; claim && i < w->num_sge && i < SN_MAX_SGE; i++)
 					sn_claim_key(claim, 1, w->sge[i].lkey);
-				r = place(ctx, t, w);
+				r = place(ctx, t, w, slot);
 				if (r == SN_COPY_OK)
-					atomic_store_explicit(&w->state, SN_RWQE_PLACED, memory_order_release);
+					atomic_store_explicit(&slot->state, SN_RWQE_PLACED, memory_order_release);
 			}
-			atomic_store(&w->mover, 0);
+			atomic_store_explicit(&slot->mover, 0, memory_order_release);
 			return r == SN_COPY_OK ? SN_PLACED : SN_NOT_PLACED;
 		}
 		if (tries < 64) {
@@ -61,7 +63,7 @@ enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct 
 			continue;
 		}
 		if (holder != ctx->id && tries % 64 == 0 && !sn_alive(holder)) {
-			atomic_compare_exchange_strong(&w->mover, &holder, 0);
+			atomic_compare_exchange_strong(&slot->mover, &holder, 0);
 			continue;
 		}
 		if (!wait)
@@ -80,12 +82,9 @@ bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim 
 {
 	uint32_t made = atomic_load_explicit(&t->qp->lazy_made, memory_order_acquire);
 	uint32_t polled = atomic_load_explicit(&t->qp->lazy_polled, memory_order_acquire);
-	struct sn_rq *rq = sn_rq_of(t->seg, t->qp);
 	bool ok = true;
-	for (; polled != made; polled++) {
-		struct sn_rwqe *w = sn_rwqe_at(t->seg, rq, t->qp->lazy[polled % SN_LAZY]);
-		ok &= sn_place_one(ctx, t, w, claim, true) == SN_PLACED;
-	}
+	for (; polled != made; polled++)
+		ok &= sn_place_one(ctx, t, t->qp->lazy[polled % SN_LAZY], claim, true) == SN_PLACED;
 	return ok;
 }
 

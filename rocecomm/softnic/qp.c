@@ -60,11 +60,9 @@ static int empty_queues(struct sn_priv_qp *priv)
 	atomic_store(&qp->lazy_polled, 0);
 	qp->lazy_seen = 0;
 	qp->sq.last_key = 0;
-	atomic_store(&qp->rq.head, 0);
-	atomic_store(&qp->rq.tail, 0);
-	atomic_store(&qp->rq.waiting, 0);
-	for (uint32_t i = 0; i < qp->rq.size; i++)
-		atomic_store(&sn_rwqe_at(priv->ctx->seg, &qp->rq, i)->state, SN_RWQE_FREE);
+	sn_rq_empty(priv->ctx->seg, &qp->rq);
+	atomic_store(&priv->given_back, 0);
+	atomic_store(&priv->without_entry, 0);
 	return sn_free_list_init(&priv->free, qp->rq.size, qp->rq.size);
 }
 

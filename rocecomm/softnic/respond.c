@@ -111,13 +111,14 @@ static enum verdict check_peer(struct job *j)
 	j->status = IBV_WC_RETRY_EXC_ERR;
 	if (!j->t)
 		return WAIT_PEER;
-	if (j->r->peer && sn_peer_dead(j->r->peer, sn_now_coarse()))
+	uint64_t now = j->fresh ? sn_now_coarse() : 0; /* requests under one claim follow at once */
+	if (j->r->peer && sn_peer_dead(j->r->peer, now))
 		return WAIT_PEER; /* its process is gone, and its pid may be somebody else's by now */
 	t = j->t->qp;
 	state = atomic_load(&t->state);
 	epoch = atomic_load(&t->epoch);
 	/* A copy into mapped memory or a slot would succeed with nobody there to see it. */
-	if (j->t->peer && sn_peer_dead(j->t->peer, sn_now_coarse()))
+	if (j->t->peer && sn_peer_dead(j->t->peer, now))
 		return DONE;
 	if (r->sq.peer_epoch && r->sq.peer_epoch != epoch + 1)
 		return DONE; /* it was reset or destroyed since we met */
@@ -127,7 +128,8 @@ static enum verdict check_peer(struct job *j)
 		return DONE;
 	if (!can_receive(state))
 		return WAIT_PEER;
-	if (j->w->length && (sn_stage_missing(j->ctx, j->t) || sn_stage_missing(j->ctx, j->r)))
+	if ((sn_staged(j->t) || sn_staged(j->r)) && j->w->length &&
+	    (sn_stage_missing(j->ctx, j->t) || sn_stage_missing(j->ctx, j->r)))
 		return WAIT_PEER;
 	if (state == IBV_QPS_RTR && !atomic_load_explicit(&t->comm_est, memory_order_relaxed) &&
 	    !atomic_exchange(&t->comm_est, 1))
@@ -137,12 +139,40 @@ static enum verdict check_peer(struct job *j)
 	return DONE;
 }
 
+/* From a queue of which we are the only taker, as long as we hold R's exec lock. */
+static enum verdict take_in_turn(struct job *j, struct sn_rq *rq, uint32_t *item)
+{
+	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed), posted = SN_RWQE_POSTED;
+	if ((int32_t)(rq->tail_seen - head) <= 0) {
+		rq->tail_seen = atomic_load_explicit(&rq->tail, memory_order_acquire);
+		if (head == rq->tail_seen) { /* say so, then look again: the other way round than who posts */
+			atomic_store_explicit(&rq->waiting, 1, memory_order_relaxed);
+			atomic_thread_fence(memory_order_seq_cst);
+			rq->tail_seen = atomic_load_explicit(&rq->tail, memory_order_acquire);
+			if (head == rq->tail_seen)
+				return WAIT_RNR;
+		}
+	}
+	*item = head & (rq->size - 1);
+	struct sn_rslot *slot = sn_rslot_at(j->t->seg, rq, *item);
+	bool ours = atomic_compare_exchange_strong(&slot->state, &posted, SN_RWQE_TAKEN);
+	uint32_t next = (head + 1) & (rq->size - 1);
+	__builtin_prefetch(sn_rwqe_at(j->t->seg, rq, next));
+	__builtin_prefetch(sn_rslot_at(j->t->seg, rq, next), 1);
+	/* Who flushes moves it too, and this may move it back: then entries are looked at that are out already. */
+	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
+	return ours ? DONE : WAIT_PEER; /* it was flushed */
+}
+
 static enum verdict take_receive(struct job *j, uint32_t *item)
 {
 	struct sn_seg *seg = j->t->seg;
 	struct sn_qp *qp = j->t->qp;
 	struct sn_rq *rq = sn_rq_of(seg, qp);
 	uint32_t index = qp->qpn & (SN_QPS - 1), left = 0, limit = 0;
+
+	if (rq->ordered)
+		return take_in_turn(j, rq, item);
 
 	if (!sn_lock(j->ctx, &rq->lock))
 		return WAIT_PEER;
@@ -160,9 +190,9 @@ static enum verdict take_receive(struct job *j, uint32_t *item)
 		return WAIT_RNR;
 	}
 	*item = sn_rq_item(seg, rq, head);
-	struct sn_rwqe *w = sn_rwqe_at(seg, rq, *item);
-	atomic_store_explicit(&w->qp, index, memory_order_relaxed);
-	atomic_store_explicit(&w->state, SN_RWQE_TAKEN, memory_order_release);
+	struct sn_rslot *slot = sn_rslot_at(seg, rq, *item);
+	atomic_store_explicit(&slot->qp, index, memory_order_relaxed);
+	atomic_store_explicit(&slot->state, SN_RWQE_TAKEN, memory_order_release);
 	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
 	if (qp->srq >= 0) {
 		struct sn_srq *srq = sn_srq_at(seg, qp->srq);
@@ -247,10 +277,10 @@ static bool reachable(const struct sn_piece *p, int n)
 }
 
 /* May the payload wait in the entry's slot until T polls? */
-static bool put_lazily(struct job *j, uint32_t item, struct sn_rwqe *rw)
+static bool put_lazily(struct job *j, uint32_t item)
 {
 	struct sn_qp *qp = j->t->qp;
-	uint8_t *small = sn_rwqe_small(sn_rq_of(j->t->seg, qp), rw);
+	struct sn_rslot *slot = sn_rslot_at(j->t->seg, sn_rq_of(j->t->seg, qp), item);
 	uint32_t made = atomic_load_explicit(&qp->lazy_made, memory_order_relaxed);
 	uint64_t at = 0;
 	if (j->w->length > SN_SMALL || j->r->peer)
@@ -260,12 +290,12 @@ static bool put_lazily(struct job *j, uint32_t item, struct sn_rwqe *rw)
 	if (made - qp->lazy_seen >= SN_LAZY)
 		return false;
 	for (int i = 0; i < j->num_near; i++) {
-		memcpy(small + at, j->near[i].ptr, j->near[i].len);
+		memcpy(slot->small + at, j->near[i].ptr, j->near[i].len);
 		at += j->near[i].len;
 	}
-	rw->lazy_len = j->w->length;
+	slot->lazy_len = j->w->length;
 	qp->lazy[made % SN_LAZY] = item;
-	atomic_store_explicit(&rw->state, SN_RWQE_LAZY, memory_order_release);
+	atomic_store_explicit(&slot->state, SN_RWQE_LAZY, memory_order_release);
 	atomic_store_explicit(&qp->lazy_made, made + 1, memory_order_release);
 	return true;
 }
@@ -288,7 +318,7 @@ static enum verdict do_send(struct job *j)
 		return refuse(j, at_t == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR,
 			      IBV_EVENT_COMM_EST);
 	}
-	if (!reachable(far, num_far) && put_lazily(j, item, rw)) {
+	if (!reachable(far, num_far) && put_lazily(j, item)) {
 		kind = SN_CQE_LAZY;
 	} else {
 		sn_place_lazy(j->ctx, j->t, j->claim); /* what came earlier is in memory earlier */

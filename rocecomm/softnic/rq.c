@@ -19,7 +19,7 @@ static uint32_t rwqe_head(uint32_t max_sge)
 
 static uint32_t rwqe_stride(uint32_t max_sge)
 {
-	return rwqe_head(max_sge) + SN_SMALL;
+	return rwqe_head(max_sge) + (uint32_t)sizeof(struct sn_rslot);
 }
 
 uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge)
@@ -31,16 +31,22 @@ void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size
 {
 	rq->size = size;
 	rq->max_sge = max_sge;
-	rq->small = rwqe_head(max_sge);
+	rq->slot = rwqe_head(max_sge);
 	rq->stride = rwqe_stride(max_sge);
 	rq->ordered = ordered;
 	rq->wqes = at;
 	rq->ring = at + (uint64_t)size * rq->stride;
+	sn_rq_empty(seg, rq);
+}
+
+void sn_rq_empty(struct sn_seg *seg, struct sn_rq *rq)
+{
 	atomic_store(&rq->head, 0);
 	atomic_store(&rq->tail, 0);
 	atomic_store(&rq->waiting, 0);
-	for (uint32_t i = 0; i < size; i++)
-		atomic_store(&sn_rwqe_at(seg, rq, i)->state, SN_RWQE_FREE);
+	rq->tail_seen = 0;
+	for (uint32_t i = 0; i < rq->size; i++)
+		atomic_store(&sn_rslot_at(seg, rq, i)->state, SN_RWQE_FREE);
 }
 
 int sn_free_list_init(struct sn_free_list *f, uint32_t size, uint32_t usable)
@@ -77,48 +83,58 @@ void sn_free_list_put(struct sn_free_list *f, uint32_t item)
 	sn_unspin(&f->lock);
 }
 
-/* With the queue's lock held: the entry that comes next, filled in, not yet to be seen. */
-static int fill(struct sn_seg *seg, struct sn_rq *rq, struct sn_free_list *free, const struct ibv_recv_wr *wr,
-		uint32_t tail, uint32_t *item)
+static void fill(struct sn_seg *seg, struct sn_rq *rq, const struct ibv_recv_wr *wr, uint32_t item, uint32_t qp)
 {
-	struct sn_rwqe *w;
-	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > rq->max_sge)
-		return EINVAL;
-	if (!rq->size)
-		return ENOMEM;
-	if (rq->ordered) {
-		*item = tail & (rq->size - 1);
-		if (atomic_load_explicit(&sn_rwqe_at(seg, rq, *item)->state, memory_order_acquire) != SN_RWQE_FREE)
-			return ENOMEM;
-	} else if (!sn_free_list_get(free, item)) {
-		return ENOMEM;
-	}
-	w = sn_rwqe_at(seg, rq, *item);
+	struct sn_rwqe *w = sn_rwqe_at(seg, rq, item);
+	struct sn_rslot *slot = sn_rslot_at(seg, rq, item);
 	/* in this order: flush_taken() may be looking at the entry's earlier life */
 	atomic_store_explicit(&w->serial, atomic_load_explicit(&w->serial, memory_order_relaxed) + 1, memory_order_relaxed);
 	atomic_store_explicit(&w->wr_id, wr->wr_id, memory_order_release);
 	w->num_sge = (uint32_t)wr->num_sge;
-	w->lazy_len = 0;
 	for (int i = 0; i < wr->num_sge; i++)
 		w->sge[i] = (struct sn_sge){ wr->sg_list[i].addr, wr->sg_list[i].length, wr->sg_list[i].lkey };
-	atomic_store_explicit(&w->state, SN_RWQE_POSTED, memory_order_relaxed);
-	return 0;
+	slot->lazy_len = 0;
+	atomic_store_explicit(&slot->qp, qp, memory_order_relaxed);
+	atomic_store_explicit(&slot->state, SN_RWQE_POSTED, memory_order_release);
 }
 
-static void append(struct sn_seg *seg, struct sn_rq *rq, uint32_t tail, uint32_t item)
+static int check(const struct sn_rq *rq, const struct ibv_recv_wr *wr)
 {
-	if (!rq->ordered)
-		((uint32_t *)sn_at(seg, rq->ring))[tail & (rq->size - 1)] = item;
-	atomic_store_explicit(&rq->tail, tail + 1, memory_order_release);
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > rq->max_sge)
+		return EINVAL;
+	return rq->size ? 0 : ENOMEM;
 }
 
-/* With the queue's lock held: does a sender wait for what was just posted? */
+/* Is somebody waiting for what was just posted? */
 static bool was_waited_for(struct sn_rq *rq)
 {
 	if (!atomic_load_explicit(&rq->waiting, memory_order_relaxed))
 		return false;
 	atomic_store_explicit(&rq->waiting, 0, memory_order_relaxed);
 	return true;
+}
+
+/* `wr` and what follows, into a queue of several takers. */
+static int post_locked(struct sn_ctx *ctx, struct sn_rq *rq, struct sn_free_list *free, struct ibv_recv_wr **wr,
+		       bool *waited)
+{
+	int err = 0;
+	if (!sn_lock(ctx, &rq->lock))
+		return EBUSY;
+	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed), item;
+	for (; *wr; *wr = (*wr)->next) {
+		err = check(rq, *wr);
+		if (!err && !sn_free_list_get(free, &item))
+			err = ENOMEM;
+		if (err)
+			break;
+		fill(ctx->seg, rq, *wr, item, SN_QPS);
+		((uint32_t *)sn_at(ctx->seg, rq->ring))[tail & (rq->size - 1)] = item;
+		atomic_store_explicit(&rq->tail, ++tail, memory_order_release);
+	}
+	*waited = was_waited_for(rq);
+	sn_unlock(&rq->lock);
+	return err;
 }
 
 static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t item, uint64_t wr_id, uint32_t serial)
@@ -139,18 +155,20 @@ static void flush_one(struct sn_ctx *ctx, const struct sn_side *side, uint32_t i
 	sn_cq_push(ctx, side, qp->recv_cq, &e, true);
 }
 
-/* With the queue's lock held: what is posted comes out again. */
+/* With the queue's lock held: what is posted comes out again, but for what a sender took. */
 static void flush_posted(struct sn_ctx *ctx, const struct sn_side *side)
 {
 	struct sn_rq *rq = &side->qp->rq;
-	uint32_t head = atomic_load(&rq->head), tail = atomic_load(&rq->tail);
-	while (head != tail && atomic_load(&side->qp->state) == IBV_QPS_ERR) {
-		uint32_t item = sn_rq_item(side->seg, rq, head);
+	uint32_t head;
+	while ((head = atomic_load(&rq->head)) != atomic_load(&rq->tail) && atomic_load(&side->qp->state) == IBV_QPS_ERR) {
+		uint32_t item = sn_rq_item(side->seg, rq, head), posted = SN_RWQE_POSTED;
 		struct sn_rwqe *w = sn_rwqe_at(side->seg, rq, item);
-		/* in this order: if we die in between, whoever comes next flushes it again, and the second
-		 * completion is dropped */
-		flush_one(ctx, side, item, w->wr_id, w->serial);
-		atomic_store(&rq->head, ++head);
+		/* in this order: if we die in between, it looks like one that a sender took */
+		struct sn_rslot *slot = sn_rslot_at(side->seg, rq, item);
+		atomic_store_explicit(&slot->qp, side->qp->qpn & (SN_QPS - 1), memory_order_relaxed);
+		if (atomic_compare_exchange_strong(&slot->state, &posted, SN_RWQE_TAKEN))
+			flush_one(ctx, side, item, w->wr_id, w->serial);
+		atomic_compare_exchange_strong(&rq->head, &head, head + 1);
 	}
 }
 
@@ -169,9 +187,9 @@ void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
 	sn_unlock(&qp->rq.lock);
 }
 
-static bool in_hands(const struct sn_rwqe *w)
+static bool in_hands(const struct sn_rslot *slot)
 {
-	uint32_t state = atomic_load(&w->state);
+	uint32_t state = atomic_load(&slot->state);
 	return state != SN_RWQE_FREE && state != SN_RWQE_POSTED;
 }
 
@@ -181,10 +199,11 @@ static bool visit_taken(struct sn_priv_qp *priv, bool flush)
 	struct sn_rq *rq = sn_rq_of(own.seg, own.qp);
 	for (uint32_t i = 0; i < rq->size; i++) {
 		struct sn_rwqe *w = sn_rwqe_at(own.seg, rq, i);
+		struct sn_rslot *slot = sn_rslot_at(own.seg, rq, i);
 		uint32_t serial = atomic_load(&w->serial);
 		uint64_t wr_id = atomic_load(&w->wr_id);
-		if (!in_hands(w) || w->qp != priv->index ||
-		    sn_cq_has_receive(priv->ctx, own.qp->recv_cq, own.qp->qpn, i, serial) || !in_hands(w) ||
+		if (!in_hands(slot) || slot->qp != priv->index ||
+		    sn_cq_has_receive(priv->ctx, own.qp->recv_cq, own.qp->qpn, i, serial) || !in_hands(slot) ||
 		    atomic_load(&w->serial) != serial)
 			continue;
 		if (!flush)
@@ -218,37 +237,79 @@ void sn_srq_reclaim(struct sn_priv_qp *priv)
 	struct sn_priv_srq *srq = sn_container(priv->init.srq, struct sn_priv_srq, ibv);
 	struct sn_rq *rq = &srq->srq->rq;
 	for (uint32_t i = 0; i < rq->size; i++) {
-		struct sn_rwqe *w = sn_rwqe_at(priv->ctx->seg, rq, i);
-		uint32_t state = atomic_load(&w->state);
-		if (state != SN_RWQE_FREE && state != SN_RWQE_POSTED && (w->qp & ~SN_RWQE_REPORTED) == priv->index &&
-		    atomic_compare_exchange_strong(&w->state, &state, SN_RWQE_FREE))
+		struct sn_rslot *slot = sn_rslot_at(priv->ctx->seg, rq, i);
+		uint32_t state = atomic_load(&slot->state);
+		if (state != SN_RWQE_FREE && state != SN_RWQE_POSTED && (slot->qp & ~SN_RWQE_REPORTED) == priv->index &&
+		    atomic_compare_exchange_strong(&slot->state, &state, SN_RWQE_FREE))
 			sn_free_list_put(&srq->free, i);
 	}
+}
+
+/* In a queue in error an entry that a sender took may come back later than one that was posted after it,
+ * so that the next in turn is in use although there is room: its flush goes without an entry. */
+static int post_in_error(struct sn_priv_qp *priv, const struct sn_side *side, uint64_t wr_id)
+{
+	struct sn_rq *rq = &side->qp->rq;
+	if (atomic_load(&side->qp->state) != IBV_QPS_ERR)
+		return ENOMEM; /* a stopped sender keeps it */
+	if (!sn_lock(priv->ctx, &rq->lock))
+		return EBUSY;
+	flush_posted(priv->ctx, side);
+	atomic_fetch_add(&priv->without_entry, 1);
+	flush_one(priv->ctx, side, SN_NO_ENTRY, wr_id, 0);
+	sn_unlock(&rq->lock);
+	return 0;
+}
+
+static int post_in_turn(struct sn_priv_qp *priv, const struct sn_side *side, struct ibv_recv_wr **wr, bool *waited)
+{
+	struct sn_rq *rq = &side->qp->rq;
+	int err = 0;
+	sn_spin(&priv->free.lock);
+	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed);
+	for (; *wr; *wr = (*wr)->next) {
+		uint32_t item = tail & (rq->size - 1);
+		if ((err = check(rq, *wr)))
+			break;
+		if (tail - atomic_load_explicit(&priv->given_back, memory_order_acquire) +
+			    atomic_load_explicit(&priv->without_entry, memory_order_relaxed) >= rq->size) {
+			err = ENOMEM;
+			break;
+		}
+		if (atomic_load_explicit(&sn_rslot_at(side->seg, rq, item)->state, memory_order_acquire) == SN_RWQE_FREE) {
+			fill(side->seg, rq, *wr, item, priv->index);
+			atomic_store_explicit(&rq->tail, ++tail, memory_order_release);
+		} else if ((err = post_in_error(priv, side, (*wr)->wr_id))) {
+			break;
+		}
+	}
+	/* the entry first, then the look: a sender says that it waits, and then looks for entries */
+	atomic_thread_fence(memory_order_seq_cst);
+	*waited = was_waited_for(rq);
+	if (atomic_load(&side->qp->state) == IBV_QPS_ERR)
+		sn_rq_flush(priv->ctx, side);
+	sn_unspin(&priv->free.lock);
+	return err;
 }
 
 int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	struct sn_priv_qp *priv = sn_container(ibv, struct sn_priv_qp, ibv);
 	struct sn_qp *qp = priv->qp;
-	struct sn_ctx *ctx = priv->ctx;
 	struct sn_side side = sn_own_side(priv);
 	bool waited = false;
 	int err = 0;
 
-	if (sn_foreign(ctx))
+	if (sn_foreign(priv->ctx)) {
 		err = EPERM;
-	else if (qp->srq >= 0 || atomic_load(&qp->state) == IBV_QPS_RESET)
+	} else if (qp->srq >= 0 || atomic_load(&qp->state) == IBV_QPS_RESET) {
 		err = EINVAL;
-	else if (!sn_lock(ctx, &qp->rq.lock))
-		err = EBUSY;
-	if (!err) {
-		uint32_t tail = atomic_load_explicit(&qp->rq.tail, memory_order_relaxed), item;
-		for (; wr && !(err = fill(ctx->seg, &qp->rq, &priv->free, wr, tail, &item)); wr = wr->next) {
-			append(ctx->seg, &qp->rq, tail++, item);
-			flush_posted(ctx, &side); /* nothing, but for a QP in error */
-		}
-		waited = was_waited_for(&qp->rq);
-		sn_unlock(&qp->rq.lock);
+	} else if (qp->rq.ordered) {
+		err = post_in_turn(priv, &side, &wr, &waited);
+	} else {
+		err = post_locked(priv->ctx, &qp->rq, &priv->free, &wr, &waited);
+		if (atomic_load(&qp->state) == IBV_QPS_ERR)
+			sn_rq_flush(priv->ctx, &side);
 	}
 	if (err)
 		*bad = wr;
@@ -276,19 +337,11 @@ int sn_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_rec
 {
 	struct sn_priv_srq *priv = sn_container(ibv, struct sn_priv_srq, ibv);
 	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
-	struct sn_rq *rq = &priv->srq->rq;
 	bool waited = false;
 	int err = sn_foreign(ctx) ? EPERM : 0;
 
-	if (!err && !sn_lock(ctx, &rq->lock))
-		err = EBUSY;
-	if (!err) {
-		uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed), item;
-		for (; wr && !(err = fill(ctx->seg, rq, &priv->free, wr, tail, &item)); wr = wr->next)
-			append(ctx->seg, rq, tail++, item);
-		waited = was_waited_for(rq);
-		sn_unlock(&rq->lock);
-	}
+	if (!err)
+		err = post_locked(ctx, &priv->srq->rq, &priv->free, &wr, &waited);
 	if (err)
 		*bad = wr;
 	if (waited) {

@@ -146,6 +146,8 @@ struct sn_priv_qp {
 	uint32_t stuck_head;
 	uint64_t heap, heap_len;
 	struct sn_free_list free;
+	/* of a receive queue whose entries are used in turn: how many came back, and flushes under way that have none */
+	_Atomic uint32_t given_back, without_entry;
 	struct sn_priv_qp *next_sender;
 	bool destroying;
 	/* it failed, and the peer may die with receives of ours in its hands; seen once since RESET */
@@ -323,7 +325,14 @@ void sn_pool_forked(void);
 
 /* ---- claim.c */
 struct sn_claim *sn_claim_begin(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t);
-bool sn_claim_name(struct sn_claim *c, int side, uint32_t key);
+bool sn_claim_another(struct sn_claim *c, int side, uint32_t key);
+/* True: the claim did not cover this key yet, and must be published before the key is looked at. */
+static inline bool sn_claim_name(struct sn_claim *c, int side, uint32_t key)
+{
+	return !(atomic_load_explicit(&c->num_keys[side], memory_order_relaxed) &&
+		 atomic_load_explicit(&c->key[side][0], memory_order_relaxed) == key) &&
+	       sn_claim_another(c, side, key);
+}
 void sn_claim_publish(void);
 void sn_claim_key(struct sn_claim *c, int side, uint32_t key);
 void sn_claim_end(struct sn_claim *c);
@@ -355,7 +364,9 @@ void sn_async_raise(struct sn_ctx *ctx, const struct sn_side *side, enum ibv_eve
 		    uint32_t epoch);
 
 /* ---- rq.c */
+#define SN_NO_ENTRY UINT32_MAX
 uint32_t sn_round_pow2(uint32_t n);
+void sn_rq_empty(struct sn_seg *seg, struct sn_rq *rq);
 uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge);
 void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge, bool ordered);
 int sn_free_list_init(struct sn_free_list *f, uint32_t size, uint32_t usable);
@@ -411,7 +422,7 @@ void sn_fault_before_sleep(struct sn_channel *ch);
 bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim *claim);
 bool sn_place_all(struct sn_ctx *ctx);
 enum sn_placed { SN_PLACED, SN_PLACED_LATER, SN_NOT_PLACED };
-enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, struct sn_rwqe *w, struct sn_claim *claim, bool wait);
+enum sn_placed sn_place_one(struct sn_ctx *ctx, const struct sn_side *t, uint32_t item, struct sn_claim *claim, bool wait);
 
 /* ---- copy.c */
 struct sn_piece { char *ptr; uint64_t addr; uint64_t len; }; /* ptr: reachable here; else addr in the other process */
