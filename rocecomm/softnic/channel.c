@@ -322,6 +322,8 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 
 SN_EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int n)
 {
+	if (sn_foreign(sn_ctx_of(cq->context)))
+		return;
 	pthread_mutex_lock(&cq->mutex);
 	cq->comp_events_completed += n;
 	pthread_cond_signal(&cq->cond);

@@ -50,9 +50,11 @@ struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_c
 	uint32_t i, size;
 	int err = 0;
 
-	if (sn_foreign(ctx))
-		err = EPERM;
-	else if (cqe < 1 || cqe > SN_MAX_CQE || comp_vector < 0 || comp_vector >= context->num_comp_vectors ||
+	if (sn_foreign(ctx)) {
+		errno = EPERM; /* at once: a thread of the parent may have held the lock at the fork */
+		return NULL;
+	}
+	if (cqe < 1 || cqe > SN_MAX_CQE || comp_vector < 0 || comp_vector >= context->num_comp_vectors ||
 		 (channel && channel->context != context))
 		err = EINVAL;
 	size = sn_round_pow2(err ? 1 : (uint32_t)cqe);

@@ -31,6 +31,8 @@ static bool inside(const struct sn_priv_dm *d, uint64_t offset, size_t length)
 static int copy_in(struct ibv_dm *dm, uint64_t offset, const void *from, size_t length)
 {
 	struct sn_priv_dm *d = priv_of(dm);
+	if (d->pid != sn_pid)
+		return EPERM; /* the parent's */
 	if (!inside(d, offset, length))
 		return EFAULT;
 	memcpy(d->memory + offset, from, length);
@@ -40,6 +42,8 @@ static int copy_in(struct ibv_dm *dm, uint64_t offset, const void *from, size_t 
 static int copy_out(void *to, struct ibv_dm *dm, uint64_t offset, size_t length)
 {
 	struct sn_priv_dm *d = priv_of(dm);
+	if (d->pid != sn_pid)
+		return EPERM;
 	if (!inside(d, offset, length))
 		return EFAULT;
 	memcpy(to, d->memory + offset, length);

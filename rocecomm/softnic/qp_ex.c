@@ -48,6 +48,8 @@ static struct sn_swqe *begin(struct ibv_qp_ex *ex, enum ibv_wr_opcode opcode)
 	struct sn_swqe *w;
 	int err = 0;
 
+	if (sn_foreign(priv->ctx))
+		return NULL; /* in a forked child the queue is not even mapped */
 	if (priv->wr.needs_address || !sn_sq_takes(priv->qp->type, opcode))
 		err = EINVAL;
 	else if (!priv->wr.err && !sn_sq_room(priv, priv->wr.tail))
@@ -204,7 +206,8 @@ static void put_inline(struct ibv_qp_ex *ex, size_t n, const struct ibv_data_buf
 
 static void wr_set_inline_data_list(struct ibv_qp_ex *ex, size_t n, const struct ibv_data_buf *list)
 {
-	put_inline(ex, n, list, priv_of(ex)->qp->sq.max_inline);
+	if (priv_of(ex)->wr.open)
+		put_inline(ex, n, list, priv_of(ex)->qp->sq.max_inline);
 }
 
 static void wr_atomic_write(struct ibv_qp_ex *ex, uint32_t rkey, uint64_t addr, const void *value)

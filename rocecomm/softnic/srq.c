@@ -12,9 +12,11 @@ SN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 	uint64_t at = 0, len = 0;
 	int err = 0;
 
-	if (sn_foreign(ctx))
-		err = EPERM;
-	else if (!init->attr.max_wr || init->attr.max_wr > SN_MAX_WR || sge > SN_MAX_SGE)
+	if (sn_foreign(ctx)) {
+		errno = EPERM; /* at once: a thread of the parent may have held the lock at the fork */
+		return NULL;
+	}
+	if (!init->attr.max_wr || init->attr.max_wr > SN_MAX_WR || sge > SN_MAX_SGE)
 		err = EINVAL;
 	else if (!(srq = calloc(1, sizeof(*srq))))
 		err = ENOMEM;
