@@ -283,7 +283,8 @@ SN_EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_g
 	return (ssize_t)n;
 }
 
-SN_EXPORT int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, unsigned int *type)
+int sn_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, unsigned int *type);
+SN_EXPORT int sn_query_gid_type(struct ibv_context *context, uint8_t port, unsigned int index, unsigned int *type)
 {
 	(void)context;
 	if (port != 1 || index >= SN_GID_TABLE) {
@@ -293,6 +294,12 @@ SN_EXPORT int ibv_query_gid_type(struct ibv_context *context, uint8_t port, unsi
 	*type = 1; /* RoCE v2 in this call's own numbering */
 	return 0;
 }
+
+/* The one private symbol that programs use. Its node is named after libibverbs' private ABI: 34, and 57
+ * since rdma-core 57. */
+__typeof__(sn_query_gid_type) sn_query_gid_type_57 SN_EXPORT __attribute__((alias("sn_query_gid_type")));
+__asm__(".symver sn_query_gid_type, ibv_query_gid_type@@IBVERBS_PRIVATE_34");
+__asm__(".symver sn_query_gid_type_57, ibv_query_gid_type@IBVERBS_PRIVATE_57");
 
 SN_EXPORT int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, __be16 *pkey)
 {
