@@ -195,7 +195,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
 {
 	if (port != 1)
 		return EINVAL;
-	bool down = sn_faulty() && sn_fault_port_down(sn_ctx_of(context));
+	bool down = sn_faulty() && !sn_foreign(sn_ctx_of(context)) && sn_fault_port_down(sn_ctx_of(context));
 	struct ibv_port_attr a = {
 		.state = down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
 		.max_mtu = IBV_MTU_4096,
