@@ -46,7 +46,8 @@ class ManySide:
         for i in range(len(world.queues)):
             self.qps.append(self._create(i))
         self.taken = {(i, q): [] for i in range(len(world.queues)) for q in ("send", "recv")}
-        self.mrs = {0: v.MR(self.pd, self.arena, s.ALL)}
+        self.mrs = {0: v.MR(self.pd, self.arena, s.ALL | (s.BINDS if world.windows[k] else 0))}
+        self.windows = [v.MW(self.pd) for _ in range(world.windows[k])]
         self.base = self.mrs[0].addr
         while self.ctx.get_async_event(0):      # of the program before
             pass
@@ -100,8 +101,17 @@ class ManySide:
         flags = (v.IBV_SEND_SIGNALED if step.signaled else 0) | (v.IBV_SEND_FENCE if step.fence else 0) | \
             (v.IBV_SEND_INLINE if step.inline else 0) | (v.IBV_SEND_SOLICITED if step.solicited else 0)
         more = {}
+        if step.op == "bind":
+            place = step.places[0]
+            return self.windows[step.window].bind(self.qps[step.qp], self.mrs[place.region], place.offset,
+                                                  place.length, step.rights, wr_id=step.wr_id, flags=flags)
+        if step.op.endswith("inv"):
+            of = self.number if step.op == "local_inv" else 1 - self.number
+            more["invalidate_rkey"] = keys[of, "window", step.window]
         if step.far is not None:
             addr, _, rkey = keys[1 - self.number, step.far.region]
+            if step.far.window is not None:
+                rkey = keys[1 - self.number, "window", step.far.window]
             more = dict(remote_addr=addr + step.far.offset, rkey=rkey ^ (0x55 if step.far.wrong else 0))
         if step.op.endswith("imm"):
             more["imm_data"] = step.imm
@@ -164,11 +174,15 @@ class ManySide:
                     ud = q.kind == "UD"
                     assert not ud or w.wc_flags & v.IBV_WC_GRH
                     found = Completion(w.wr_id, OK, w.opcode, w.byte_len, w.imm_data,
-                                       self.names[w.src_qp] if ud else None)
+                                       self.names[w.src_qp] if ud else None,
+                                       self._window(w.invalidated_rkey))
                 else:
                     inbound = w.opcode in (v.IBV_WC_RDMA_READ, v.IBV_WC_COMP_SWAP, v.IBV_WC_FETCH_ADD)
                     found = Completion(w.wr_id, OK, w.opcode, w.byte_len if inbound else None)
                 self.taken[i, queue].append(found)
+
+    def _window(self, rkey):
+        return None if rkey is None else [w.rkey for w in self.windows].index(rkey)
 
     def wait(self, due, seconds):
         """Takes completions until there are `due` of each queue, at most for so long."""
@@ -211,7 +225,8 @@ class ManySide:
 
     def end(self):
         if self.qps is not None:
-            for kind in (self.qps, self.srqs, self.cqs, self.channels.values(), self.mrs.values()):
+            for kind in (self.windows, self.qps, self.srqs, self.cqs, self.channels.values(),
+                         self.mrs.values()):
                 for item in kind:
                     item.close()
             self.ahs = None
@@ -230,6 +245,7 @@ class ManyDriver:
         self.patience = 10 * slow
         self.pause = 0.001 if slow == 1 else 0.01 * slow        # until a dropped message is no more
         self.sides = [ManySide(device, 0)]
+        self.windows = self.sides[0].ctx.query_device().max_mw > 0
         self.sides.append(Far(device, 1, 60 * slow, ManySide) if apart else ManySide(device, 1))
 
     def close(self):
@@ -280,7 +296,9 @@ class ManyDriver:
                         self.numbers[side.reset(step.qp, step.fresh)] = k, step.qp
                     self._connect(step.qp)
                 elif name in ("send", "recv"):
-                    getattr(self.sides[step.side], name)(step, keys)
+                    key = getattr(self.sides[step.side], name)(step, keys)
+                    if key is not None:
+                        keys[step.side, "window", step.window] = key
                 else:
                     got = getattr(self.sides[step.side], name)(step)
                     if name == "reg":

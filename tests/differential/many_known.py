@@ -25,6 +25,7 @@ from differential.many_steps import (
     World,
 )
 from differential.model import Rules
+from differential.steps import WRITE
 
 
 class Case(NamedTuple):
@@ -44,6 +45,8 @@ SHARED = Queue("RC", srq=(None, 0))
 POOL = World((SHARED, SHARED), srqs=(0, 1))
 LIMITED, LAST = "IBV_EVENT_SRQ_LIMIT_REACHED", "IBV_EVENT_QP_LAST_WQE_REACHED"
 ACCESS = "IBV_EVENT_QP_ACCESS_ERR"
+GLAZED = World((RC,), windows=(0, 1))
+BIND = Send(1, 0, 1, "bind", (Place(6000, 100),), window=0, rights=int(WRITE))
 
 
 def recv(wr_id, to=0, length=2000, shared=False, side=1):
@@ -162,6 +165,28 @@ KNOWN = {
                Sync({(0, 0, "send"): 0}, whole=False), Resize(0, 0, 2000), Resize(1, 0, 2000),
                Resize(1, 0, 100)),
         {"0 0 send": [(n, OK) for n in range(11, 19)], "1 0 recv": [(n, OK) for n in range(1, 9)]}),
+    "a write through a window": Case(
+        GLAZED, (BIND, Sync, send(2, op="write", far=Place(6000, 100, window=0))),
+        {"1 0 send": [(1, OK)], "0 0 send": [(2, OK)]}),
+    "a write beside a window": Case(
+        GLAZED, (BIND, Sync, send(2, op="write", far=Place(6001, 100, window=0)), Sync),
+        {"1 0 send": [(1, OK)], "0 0 send": [(2, "REM_ACCESS_ERR")]}, asyncs=((1, ACCESS, 0),),
+        unless="responder_event"),
+    "a read through a window for writes": Case(
+        GLAZED, (BIND, Sync, Send(0, 0, 2, "read", (Place(9000, 8),), Place(6000, 8, window=0)), Sync),
+        {"1 0 send": [(1, OK)], "0 0 send": [(2, "REM_ACCESS_ERR")]}, asyncs=((1, ACCESS, 0),),
+        unless="responder_event"),
+    "a window is bound once": Case(
+        GLAZED, (BIND, BIND, Sync), {"1 0 send": [(1, OK), (1, "MW_BIND_ERR")]}),
+    "a message takes a window back": Case(
+        GLAZED, (BIND, recv(2), Sync, send(3, op="send_inv", window=0), Sync,
+                 send(4, op="write", far=Place(6000, 100, window=0)), Sync),
+        {"1 0 send": [(1, OK)], "1 0 recv": [(2, OK)], "0 0 send": [(3, OK), (4, "REM_ACCESS_ERR")]},
+        asyncs=((1, ACCESS, 0),), unless="responder_event"),
+    "the owner takes a window back, and binds it again": Case(
+        GLAZED, (BIND, Sync, Send(1, 0, 2, "local_inv", window=0), BIND, Sync,
+                 send(4, op="write", far=Place(6000, 100, window=0))),
+        {"1 0 send": [(1, OK), (2, OK), (1, OK)], "0 0 send": [(4, OK)]}),
     "all signaled": Case(
         World((RC._replace(sig_all=(True, False)),)),
         (send(1, op="write", far=Place(9000, 100), signaled=False), recv(3, side=0),

@@ -7,14 +7,15 @@ waits for is there. What depends on time raises Undetermined, or is kept out by 
 from collections import deque
 from typing import NamedTuple
 
-from differential.many_steps import AREA, GRH, QKEY, World, initial
+from differential.many_steps import AREA, BINDS, GRH, OPS, QKEY, TAKES_RECEIVE, World, initial
 from differential.model import FLUSH, OK, Done, Rules, Undetermined
-from differential.steps import ATOMIC, INBOUND, LOCAL, OPS, READ, TAKES_RECEIVE, WRITE
+from differential.steps import ATOMIC, INBOUND, LOCAL, READ, WRITE
 
 from rocecomm import verbs as v
 
 RTS, SQD, ERR = "RTS", "SQD", "ERR"
 M64 = 2**64 - 1
+LOST = ((None, None), 0, 0, 0)      # a window whose queue pair was reset: bound or not, who knows
 NEEDS = {"write": int(WRITE), "write_imm": int(WRITE), "read": int(READ), "add": int(ATOMIC),
          "swap": int(ATOMIC)}
 
@@ -40,6 +41,7 @@ class Completion(NamedTuple):
     byte_len: int | None = None     # receives, reads and atomics
     imm: int | None = None          # receives
     source: tuple | None = None     # datagrams: (side, number) of the sender
+    taken_back: int | None = None   # the window that the message invalidated
 
     def __repr__(self):
         text = f"{self.wr_id:#x}: {self.status.name.removeprefix('IBV_WC_')}"
@@ -47,6 +49,7 @@ class Completion(NamedTuple):
             text += f" {self.opcode.name.removeprefix('IBV_WC_')}"
             text += "" if self.byte_len is None else f" {self.byte_len} bytes"
             text += "" if self.imm is None else f" imm {self.imm:#x}"
+            text += "" if self.taken_back is None else f" takes back window {self.taken_back}"
             text += "" if self.source is None else f" from {self.source}"
         return f"<{text}>"
 
@@ -76,6 +79,7 @@ class Many:
         self.regions = {(side, 0): ~0 for side in (0, 1)}       # rights, None: deregistered
         self.ends = {(side, i): End() for side in (0, 1) for i in range(len(world.queues))}
         self.shared = {(side, k): deque() for side in (0, 1) for k in range(world.srqs[side])}
+        self.windows = {}           # (side, window): (end that bound it, low, high, rights), while bound
         self.limits = {}
         self.armed = {}             # (side, cq): is only what is solicited asked for?
         self.completed = {(side, i, q): [] for side, i in self.ends for q in ("send", "recv")}
@@ -89,6 +93,7 @@ class Many:
         other.memory = [bytearray(m) for m in self.memory]
         other.open = [list(o) for o in self.open]
         other.regions, other.limits, other.armed = dict(self.regions), dict(self.limits), dict(self.armed)
+        other.windows = dict(self.windows)
         other.ends = {k: e.copy() for k, e in self.ends.items()}
         other.shared = {k: deque(q) for k, q in self.shared.items()}
         other.completed = {k: list(c) for k, c in self.completed.items()}
@@ -118,7 +123,11 @@ class Many:
             self.memory[side][p.offset:p.offset + len(part)] = part
         assert not data
 
-    def _allowed(self, side, place, need):
+    def _allowed(self, side, place, need, end=None):
+        if place.window is not None:
+            at = self.windows.get((side, place.window))
+            return at is not None and not place.wrong and at[0] == end and not need & ~at[3] and \
+                at[1] <= place.offset and place.offset + place.length <= at[2]
         rights = self.regions[side, place.region]
         return not place.wrong and rights is not None and not need & ~rights and \
             0 <= place.offset and place.offset + place.length <= AREA
@@ -186,6 +195,8 @@ class Many:
         if self.rules.unaligned_atomic == "refused" and step.op in ("add", "swap") and step.far.offset % 8:
             raise Undetermined("refused when it is posted")
         data = b"".join(self._get(step.side, p) for p in step.places) if step.inline else None
+        if step.op in ("bind", "local_inv") and self.ends[step.side, step.qp].sq:
+            raise Undetermined("a window changes behind something that waits")
         end = self.ends[step.side, step.qp]
         end.sq.append((step, data))
         end.idle = False
@@ -229,6 +240,9 @@ class Many:
                 if send.op == "write_imm":
                     self.open[1 - side].append((send.far.offset, send.far.offset + send.length))
             self.ends[side, step.qp] = End()
+            for key, at in self.windows.items():
+                if at[0] == (side, step.qp):
+                    self.windows[key] = LOST
 
     def _reg(self, step):
         self.regions[step.side, step.region] = int(step.access)
@@ -260,6 +274,8 @@ class Many:
         """None: it waits. Else (status, does the far end fail as well)."""
         kind = self.queue(i).kind
         inbound = step.op in INBOUND
+        if step.op in ("bind", "local_inv"):
+            return self._window(side, i, step), False
         if not step.inline:
             for p in step.places:
                 if p.length and not self._allowed(side, p, int(LOCAL) if inbound else 0):
@@ -277,7 +293,7 @@ class Many:
                 self.open[1 - side].append((step.far.offset, step.far.offset + step.length))
             return v.IBV_WC_RETRY_EXC_ERR, False
         name, rq = self.rq_of(1 - side, i)
-        refused = self._refusal(side, step)
+        refused = self._refusal(side, i, step)
         if refused is not None:
             if kind == "UC":
                 self.dropped = True
@@ -292,7 +308,8 @@ class Many:
             return refused, True
         if step.op in TAKES_RECEIVE and not rq:
             return self._nothing_there(side, i, step)
-        return getattr(self, "_do_" + step.op.removesuffix("_imm"))(side, i, step, data, name)
+        what = step.op.removesuffix("_imm").removesuffix("_inv")
+        return getattr(self, "_do_" + what)(side, i, step, data, name)
 
     def _nothing_there(self, side, i, step):
         if step.op == "write_imm" and step.length:      # all but the end may be written
@@ -305,10 +322,25 @@ class Many:
             return v.IBV_WC_RNR_RETRY_EXC_ERR, False
         return None
 
-    def _refusal(self, side, step):
+    def _window(self, side, i, step):
+        key = (side, step.window)
+        if step.op == "local_inv":
+            if key not in self.windows:
+                raise Undetermined("nothing to invalidate")
+            del self.windows[key]
+            return OK
+        place = step.places[0]
+        if self.windows.get(key) == LOST:
+            raise Undetermined("bound, or not any more")
+        if key in self.windows or not self._allowed(side, place, BINDS):
+            return v.IBV_WC_MW_BIND_ERR
+        self.windows[key] = ((side, i), place.offset, place.offset + place.length, step.rights)
+        return OK
+
+    def _refusal(self, side, i, step):
         if step.op not in NEEDS or not step.length:
             return None
-        if not self._allowed(1 - side, step.far._replace(length=step.length), NEEDS[step.op]):
+        if not self._allowed(1 - side, step.far._replace(length=step.length), NEEDS[step.op], (1 - side, i)):
             return v.IBV_WC_REM_ACCESS_ERR
         if step.op in ("add", "swap") and step.far.offset % 8:
             return v.IBV_WC_REM_INV_REQ_ERR
@@ -335,15 +367,19 @@ class Many:
             self._complete(1 - side, i, "recv", Completion(recv.wr_id, theirs), True)
             return mine, True
         self._put(1 - side, recv.places, data)
+        if step.op == "send_inv" and self.windows.pop((1 - side, step.window), (None,))[0] != (1 - side, i):
+            raise Undetermined("nothing to invalidate")
         self._complete(1 - side, i, "recv",
                        Completion(recv.wr_id, OK, v.IBV_WC_RECV, len(data),
-                                  step.imm if step.op == "send_imm" else None), step.solicited)
+                                  step.imm if step.op == "send_imm" else None,
+                                  taken_back=step.window if step.op == "send_inv" else None), step.solicited)
         return OK, False
 
     def _do_write(self, side, i, step, data, name):
         if data:
             self._put(1 - side, [step.far._replace(length=len(data))], data)
-        self.open[1 - side] = [r for r in self.open[1 - side] if r[0] != step.far.offset]
+        whole = (step.far.offset, step.far.offset + len(data))     # it may have waited, open: no more
+        self.open[1 - side] = [r for r in self.open[1 - side] if r != whole]
         if step.op == "write_imm":
             recv = self._take(1 - side, i)
             self._complete(1 - side, i, "recv",

@@ -13,22 +13,26 @@ import random
 
 from differential import many_steps as s
 from differential.many_model import ERR, RTS, SQD, Many, More
+from differential.many_steps import TAKES_RECEIVE
 from differential.model import Rules, Undetermined
-from differential.steps import ALL, INBOUND, LOCAL, READ, TAKES_RECEIVE, WRITE
+from differential.steps import ALL, ATOMIC, INBOUND, LOCAL, OPS, READ, WRITE
 
 LENGTHS = (0, 1, 7, 8, 63, 64, 65, 200, 256, 257, 700, 1024, 1025, s.MOST)
 MAX_POSTS = 40          # of one queue between two points where everything was taken
 INLINE = 64
 
-OPS_OF = {"RC": tuple(s.OPS), "UC": ("send", "send_imm", "write", "write_imm"), "UD": ("send", "send_imm")}
+SENDS = ("send", "send_imm", "send_inv")
+OPS_OF = {"RC": (*OPS, "send_inv"), "UC": ("send", "send_imm", "write", "write_imm"),
+          "UD": ("send", "send_imm")}
 FAULTS = ("",) * 60 + ("lkey", "rkey", "dead lkey", "dead rkey", "right", "unaligned", "short")
 # what an operation is, and how often
 KINDS = (("send", 34), ("recv", 26), ("sync", 6), ("arm", 8), ("events", 5), ("err", 1), ("again", 3),
-         ("drain", 2), ("resume", 4), ("resize", 2), ("limit", 3), ("reg", 1), ("dereg", 1), ("asyncs", 1))
+         ("drain", 2), ("resume", 4), ("resize", 2), ("limit", 3), ("reg", 1), ("dereg", 1), ("asyncs", 1),
+         ("bind", 6), ("unbind", 1))
 
 
-def make_world(rng):
-    """A random world."""
+def make_world(rng, windows=True):
+    """A random world; without memory windows if the device has none."""
     channels = rng.random() < 0.6
     cqs = (rng.randint(1, 3), rng.randint(1, 3))
     srqs = (rng.randint(0, 2), rng.randint(0, 2))
@@ -42,7 +46,8 @@ def make_world(rng):
             rnr_retry=tuple(7 if channels else rng.choice((7, 7, 7, 0, 2)) for _ in range(2))))
     return s.World(tuple(queues), cqs,
                    tuple(tuple(rng.randrange(2) for _ in range(n)) for n in cqs) if channels else ((), ()),
-                   srqs, (rng.random() < 0.4, rng.random() < 0.4))
+                   srqs, tuple(2 if windows and rng.random() < 0.6 else 0 for _ in range(2)),
+                   (rng.random() < 0.4, rng.random() < 0.4))
 
 
 class Skip(Exception):
@@ -201,17 +206,17 @@ class Planner:
                       imm=rng.randrange(1, 2**32) if op.endswith("imm") else 0, to=to, qkey=qkey)
         step.fence = rng.random() < 0.15 and q.kind == "RC" and self.rules.fence_sent_again
         most = s.MOST if q.kind != "UD" else 1000
-        if rq and op in ("send", "send_imm") and not waits:
+        if rq and op in SENDS and not waits:
             room = sum(p.length for p in rq[0].places) - (s.GRH if to else 0)
             if room < 0:
                 raise Skip
             most = min(most, room)
-        elif waits and op in ("send", "send_imm"):
+        elif waits and op in SENDS:
             most = 0                        # what it will find, nobody knows yet
         self.shape(rng, step, most, fault)
         if fault and step.op not in INBOUND and fault.endswith("lkey") and waits:
             raise Skip                      # devices differ: see fault_behind_waiting
-        if fault == "short" and (not rq or waits or op not in ("send", "send_imm")):
+        if fault == "short" and (not rq or waits or op not in SENDS or op == "send_inv"):
             raise Skip
         if fault == "short":
             room = sum(p.length for p in rq[0].places)
@@ -250,7 +255,14 @@ class Planner:
         """The memory of a request."""
         side, op = step.side, step.op
         inbound = op in INBOUND
-        step.inline = not inbound and fault == "" and rng.random() < 0.3
+        step.inline = not inbound and fault == "" and op != "send_inv" and rng.random() < 0.3
+        if op == "send_inv":
+            bound = [w for (of, w), at in self.model.windows.items() if at[0] == (1 - side, step.qp)]
+            end = self.model.ends[side, step.qp]
+            if fault or not bound or end.sq or end.state != RTS or \
+                    not self.model.rq_of(1 - side, step.qp)[1]:
+                raise Skip
+            step.window = rng.choice(bound)
         if op in ("add", "swap"):
             step.places = (s.Place(self.fresh(side, 8, 8), 8, self.region(rng, side, int(LOCAL))),)
             number = rng.randrange(s.WORDS)
@@ -271,10 +283,58 @@ class Planner:
             if op == "read":
                 step.far = s.Place(rng.randrange(s.SOURCE - length + 1), length,
                                    self.region(rng, 1 - side, int(READ)))
+            elif op == "write" and fault == "" and self.through_window(rng, step, length):
+                pass
             elif op in ("write", "write_imm"):
                 step.far = s.Place(self.fresh(1 - side, length), length,
                                    self.region(rng, 1 - side, int(WRITE)))
         self.spoil(rng, step, fault)
+
+    def through_window(self, rng, step, length):
+        """The target of a write, in a window of the peer's queue pair; mostly it is allowed."""
+        bound = [(w, at) for (of, w), at in self.model.windows.items() if at[0] == (1 - step.side, step.qp)]
+        if not bound or not length or rng.random() < 0.1:
+            return False
+        window, (_, low, high, rights) = rng.choice(bound)
+        if high - low >= length and rights & int(WRITE):
+            step.far = s.Place(rng.randint(low, high - length), length, window=window)
+            return True
+        if rng.random() < 0.8:
+            return False
+        self.sync()
+        step.far = s.Place(low, length, window=window)
+        return True
+
+    def _bind(self, rng):
+        side, i = self.end(rng, kinds=("RC",))
+        if not self.world.windows[side] or self.model.ends[side, i].sq:
+            raise Skip
+        window = rng.randrange(self.world.windows[side])
+        if (side, window) in self.model.windows and rng.random() < 0.95:
+            raise Skip
+        self.sync()
+        length = rng.choice((8, 300, 2000))
+        place = s.Place(self.fresh(side, length), length)
+        weak = [r for (of, r), rights in self.model.regions.items()
+                if of == side and r and rights is not None]
+        if weak and rng.random() < 0.03:
+            place = place._replace(region=rng.choice(weak))     # one that no window may be bound to
+        self.push(s.Send(side, i, self.count((side, "send", i)), "bind", (place,), window=window,
+                         rights=rng.choice((int(WRITE | READ | ATOMIC), int(WRITE), int(READ)))))
+        self.unseen.pop((side, i), None)
+        self.sync()
+
+    def _unbind(self, rng):
+        bound = [(w, at[0]) for (of, w), at in sorted(self.model.windows.items())
+                 if at[0] in self.model.ends and not self.model.ends[at[0]].sq and
+                 self.model.ends[at[0]].state == RTS]
+        if not bound:
+            raise Skip
+        window, end = rng.choice(bound)
+        self.sync()
+        self.push(s.Send(*end, self.count((end[0], "send", end[1])), "local_inv", window=window))
+        self.unseen.pop(end, None)
+        self.sync()
 
     def spoil(self, rng, step, fault):
         if fault in ("", "short"):

@@ -10,7 +10,17 @@ for words that atomics share. (What meets in memory is the matter of `steps` and
 import dataclasses
 from typing import NamedTuple
 
-from differential.steps import ALL, OPS, pattern  # noqa: F401  (OPS: for those who import these steps)
+from differential.steps import ALL, pattern
+from differential.steps import OPS as PAIR_OPS
+
+from rocecomm import verbs as v
+
+# operations: name -> (WROpcode, WCOpcode of the sender's completion)
+OPS = {**PAIR_OPS, "bind": (v.IBV_WR_BIND_MW, v.IBV_WC_BIND_MW),
+       "local_inv": (v.IBV_WR_LOCAL_INV, v.IBV_WC_LOCAL_INV),
+       "send_inv": (v.IBV_WR_SEND_WITH_INV, v.IBV_WC_SEND)}
+TAKES_RECEIVE = ("send", "send_imm", "send_inv", "write_imm")
+BINDS = int(v.IBV_ACCESS_MW_BIND)
 
 SOURCE = 4096           # bytes at the beginning of an arena that are only read
 WORDS = 4               # words for atomics, behind them
@@ -40,16 +50,19 @@ class World(NamedTuple):
     cqs: tuple = (1, 1)             # completion queues of each side
     channels: tuple = ((), ())      # the completion channel of each CQ, per side; empty: none has
     srqs: tuple = (0, 0)            # shared receive queues of each side
+    windows: tuple = (0, 0)         # memory windows (type 2) of each side
     mapped: tuple = (False, False)  # is the arena memory that the device allocated?
 
 
 class Place(NamedTuple):
-    """`length` bytes at `offset` of a region; `wrong`: under a key that names none."""
+    """`length` bytes at `offset` of a region; `wrong`: under a key that names none; `window`: under
+    that memory window's key."""
 
     offset: int
     length: int
     region: int = 0
     wrong: bool = False
+    window: int | None = None
 
 
 @dataclasses.dataclass
@@ -66,7 +79,8 @@ class Recv:
 @dataclasses.dataclass
 class Send:
     """Posts a work request; `op` is a key of OPS. `far`: the peer's memory. A datagram goes to queue
-    pair `to` = (side, number)."""
+    pair `to` = (side, number). A bind gives `window` a place, and the peer `rights` there; what
+    invalidates names a window of this side, or of the peer (send_inv)."""
 
     side: int
     qp: int
@@ -83,6 +97,8 @@ class Send:
     swap: int = 0
     to: tuple | None = None
     qkey: int = QKEY
+    window: int | None = None
+    rights: int = 0
 
     @property
     def length(self):

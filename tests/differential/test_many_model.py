@@ -68,6 +68,7 @@ def test_programs_are_varied():
                 seen[kind, step.op] += 1
                 for what in ("inline", "fence", "solicited"):
                     seen[what] += getattr(step, what)
+                seen["through a window"] += step.far is not None and step.far.window is not None
                 seen["unsignaled"] += not step.signaled
                 seen["nothing in an element"] += any(not p.length for p in step.places)
             elif name in ("Events", "Asyncs"):
@@ -80,6 +81,7 @@ def test_programs_are_varied():
                 seen[queue, c.status.name.removeprefix("IBV_WC_")] += 1
     few = {key for key, least in {
         **{("RC", op): 20 for op in ("send", "send_imm", "write", "write_imm", "read", "add", "swap")},
+        ("RC", "bind"): 50, ("RC", "local_inv"): 10, ("RC", "send_inv"): 10, "through a window": 10,
         **{("UC", op): 20 for op in ("send", "send_imm", "write", "write_imm")},
         ("UD", "send"): 100, ("UD", "send_imm"): 50, "inline": 200, "fence": 50, "solicited": 300,
         "unsignaled": 300, "nothing in an element": 200, "dropped": 50, "event": 150, "Arm": 200, "Limit": 40,
