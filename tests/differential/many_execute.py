@@ -47,6 +47,7 @@ class ManySide:
             self.qps.append(self._create(i))
         self.taken = {(i, q): [] for i in range(len(world.queues)) for q in ("send", "recv")}
         self.mrs = {0: v.MR(self.pd, self.arena, s.ALL | (s.BINDS if world.windows[k] else 0))}
+        self.given = {}         # key: window
         self.windows = [v.MW(self.pd) for _ in range(world.windows[k])]
         self.base = self.mrs[0].addr
         while self.ctx.get_async_event(0):      # of the program before
@@ -103,8 +104,10 @@ class ManySide:
         more = {}
         if step.op == "bind":
             place = step.places[0]
-            return self.windows[step.window].bind(self.qps[step.qp], self.mrs[place.region], place.offset,
-                                                  place.length, step.rights, wr_id=step.wr_id, flags=flags)
+            key = self.windows[step.window].bind(self.qps[step.qp], self.mrs[place.region], place.offset,
+                                                 place.length, step.rights, wr_id=step.wr_id, flags=flags)
+            self.given[key] = step.window
+            return key
         if step.op.endswith("inv"):
             of = self.number if step.op == "local_inv" else 1 - self.number
             more["invalidate_rkey"] = keys[of, "window", step.window]
@@ -182,7 +185,7 @@ class ManySide:
                 self.taken[i, queue].append(found)
 
     def _window(self, rkey):
-        return None if rkey is None else [w.rkey for w in self.windows].index(rkey)
+        return None if rkey is None else self.given[rkey]
 
     def wait(self, due, seconds):
         """Takes completions until there are `due` of each queue, at most for so long."""
@@ -287,6 +290,7 @@ class ManyDriver:
                 found = getattr(self, "_" + name)(step)
                 expected.apply(step)
             else:
+                bound = dict(expected.windows)
                 expected.apply(step)
                 if name == "sync":
                     found = self._sync(step, expected)
@@ -297,7 +301,7 @@ class ManyDriver:
                     self._connect(step.qp)
                 elif name in ("send", "recv"):
                     key = getattr(self.sides[step.side], name)(step, keys)
-                    if key is not None:
+                    if key is not None and (step.side, step.window) not in bound:     # else it is refused
                         keys[step.side, "window", step.window] = key
                 else:
                     got = getattr(self.sides[step.side], name)(step)

@@ -64,9 +64,23 @@ class Place(NamedTuple):
     wrong: bool = False
     window: int | None = None
 
+    def __repr__(self):
+        more = [f"{name}={value!r}" for name, value in self._asdict().items()
+                if value != self._field_defaults.get(name, 0) and name not in ("offset", "length")]
+        return f"Place({', '.join((str(self.offset), str(self.length), *more))})"
 
-@dataclasses.dataclass
-class Recv:
+
+class Step:
+    """Printed as Python, without what has its default."""
+
+    def __repr__(self):
+        given = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self)
+                 if getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given)})"
+
+
+@dataclasses.dataclass(repr=False)
+class Recv(Step):
     """Posts a receive to queue pair number `to`, or to shared queue number `to`."""
 
     side: int
@@ -76,8 +90,8 @@ class Recv:
     shared: bool = False
 
 
-@dataclasses.dataclass
-class Send:
+@dataclasses.dataclass(repr=False)
+class Send(Step):
     """Posts a work request; `op` is a key of OPS. `far`: the peer's memory. A datagram goes to queue
     pair `to` = (side, number). A bind gives `window` a place, and the peer `rights` there; what
     invalidates names a window of this side, or of the peer (send_inv)."""
@@ -105,8 +119,8 @@ class Send:
         return sum(p.length for p in self.places)
 
 
-@dataclasses.dataclass
-class Sync:
+@dataclasses.dataclass(repr=False)
+class Sync(Step):
     """Waits until `due` completions were taken: {(side, qp, "send" or "recv"): total}. `pause`:
     something was dropped, which nobody is told; gives it time."""
 
@@ -115,8 +129,8 @@ class Sync:
     whole: bool = True      # everything is due: memory can be compared
 
 
-@dataclasses.dataclass
-class Arm:
+@dataclasses.dataclass(repr=False)
+class Arm(Step):
     """Asks for an event of a completion queue."""
 
     side: int
@@ -124,29 +138,29 @@ class Arm:
     solicited: bool
 
 
-@dataclasses.dataclass
-class Events:
+@dataclasses.dataclass(repr=False)
+class Events(Step):
     """Takes the events that are due: [(side, cq)], of all channels, and sees that there are no more."""
 
     due: list
 
 
-@dataclasses.dataclass
-class Asyncs:
+@dataclasses.dataclass(repr=False)
+class Asyncs(Step):
     """Takes the asynchronous events that are due: [(side, name, number of the object)]."""
 
     due: list
 
 
-@dataclasses.dataclass
-class Resize:
+@dataclasses.dataclass(repr=False)
+class Resize(Step):
     side: int
     cq: int
     entries: int
 
 
-@dataclasses.dataclass
-class Limit:
+@dataclasses.dataclass(repr=False)
+class Limit(Step):
     """Arms a shared queue's event "fewer than `entries` receives are left"."""
 
     side: int
@@ -154,36 +168,36 @@ class Limit:
     entries: int
 
 
-@dataclasses.dataclass
-class Err:
+@dataclasses.dataclass(repr=False)
+class Err(Step):
     side: int
     qp: int
 
 
-@dataclasses.dataclass
-class Drain:
+@dataclasses.dataclass(repr=False)
+class Drain(Step):
     """RTS to SQD: what is posted waits."""
 
     side: int
     qp: int
 
 
-@dataclasses.dataclass
-class Resume:
+@dataclasses.dataclass(repr=False)
+class Resume(Step):
     side: int
     qp: int
 
 
-@dataclasses.dataclass
-class Again:
+@dataclasses.dataclass(repr=False)
+class Again(Step):
     """Both ends of a queue pair to RESET and to RTS again; `fresh`: destroyed, and new ones."""
 
     qp: int
     fresh: bool = False
 
 
-@dataclasses.dataclass
-class Reg:
+@dataclasses.dataclass(repr=False)
+class Reg(Step):
     """One more region over all of the arena."""
 
     side: int
@@ -191,8 +205,8 @@ class Reg:
     access: int = ALL
 
 
-@dataclasses.dataclass
-class Dereg:
+@dataclasses.dataclass(repr=False)
+class Dereg(Step):
     side: int
     region: int
 
