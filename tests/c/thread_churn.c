@@ -121,7 +121,10 @@ static void post_receives(struct end_of *e)
 		struct ibv_sge g = { (uintptr_t)e->buf + TARGET + SOURCE + r * SLOT, SLOT, e->mr->lkey };
 		struct ibv_recv_wr wr = { .wr_id = id_of(e) | 0x8000 | r, .sg_list = &g, .num_sge = 1 }, *bad;
 		atomic_store(&e->posted[r], (e->round & 0x7fffffff) << 1 | 1);
-		CHECK((e->use_srq ? ibv_post_srq_recv(e->in->srq, &wr, &bad) : ibv_post_recv(e->qp, &wr, &bad)) == 0);
+		int err = e->use_srq ? ibv_post_srq_recv(e->in->srq, &wr, &bad) : ibv_post_recv(e->qp, &wr, &bad);
+		if (err)
+			fprintf(stderr, "post_recv of link %d, end %d: %s\n", e->link, e->number, strerror(err));
+		CHECK(err == 0);
 	}
 }
 
