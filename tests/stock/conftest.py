@@ -2,7 +2,7 @@
 
 make test runs them on soft0. make test-roce leaves them out, as it does every test without
 the ``device`` fixture: on Soft-RoCE they show that rdma-core runs on rdma_rxe, and take minutes
-in the virtual machine. As a judge of these tests: tools/vm.sh -- python -m pytest tests/stock
+in the virtual machine. As a judge: see CONTRIBUTING.md
 """
 
 from pathlib import Path
