@@ -80,6 +80,25 @@ cdef int put(SgeList out, int i, object item, bint inlined) except -1:
     return 0
 
 
+cdef inline bint elements(ibv_sge **sg_list, int *num_sge, ibv_sge *own, uint64_t addr, uint32_t length,
+                          uint32_t lkey, size_t start, uint32_t count, ibv_sge *all_sges,
+                          size_t num_sges) noexcept nogil:
+    """The memory of a row: some rows of the SGE array, or one element of its own. False: it names
+    rows that the array does not have."""
+    if count:
+        if start + count > num_sges:
+            return False
+        sg_list[0] = all_sges + start
+        num_sge[0] = <int> count
+        return True
+    own.addr = addr
+    own.length = length
+    own.lkey = lkey
+    sg_list[0] = own
+    num_sge[0] = 1 if length else 0
+    return True
+
+
 cdef Py_ssize_t chain_sends(ibv_send_wr *wrs, ibv_sge *sges, const SendRow *from_rows, Py_ssize_t n,
                             ibv_sge *all_sges, size_t num_sges, ibv_ah *ah,
                             unsigned int remote_qpn, unsigned int remote_qkey) noexcept nogil:
@@ -94,17 +113,9 @@ cdef Py_ssize_t chain_sends(ibv_send_wr *wrs, ibv_sge *sges, const SendRow *from
         wr.opcode = <int> row.opcode
         wr.send_flags = row.send_flags
         wr.imm_data = htonl(row.imm_data)
-        if row.num_sge:
-            if <size_t> row.sge_start + row.num_sge > num_sges:
-                return i
-            wr.sg_list = all_sges + row.sge_start
-            wr.num_sge = <int> row.num_sge
-        else:
-            sges[i].addr = row.addr
-            sges[i].length = row.length
-            sges[i].lkey = row.lkey
-            wr.sg_list = &sges[i]
-            wr.num_sge = 1 if row.length else 0
+        if not elements(&wr.sg_list, &wr.num_sge, &sges[i], row.addr, row.length, row.lkey,
+                        row.sge_start, row.num_sge, all_sges, num_sges):
+            return i
         if ah != NULL:
             wr.wr.ud.ah = ah
             wr.wr.ud.remote_qpn = remote_qpn
@@ -131,17 +142,9 @@ cdef Py_ssize_t chain_recvs(ibv_recv_wr *wrs, ibv_sge *sges, const RecvRow *from
         row = &from_rows[i]
         wr.wr_id = row.wr_id
         wr.next = wr + 1
-        if row.num_sge:
-            if <size_t> row.sge_start + row.num_sge > num_sges:
-                return i
-            wr.sg_list = all_sges + row.sge_start
-            wr.num_sge = <int> row.num_sge
-        else:
-            sges[i].addr = row.addr
-            sges[i].length = row.length
-            sges[i].lkey = row.lkey
-            wr.sg_list = &sges[i]
-            wr.num_sge = 1 if row.length else 0
+        if not elements(&wr.sg_list, &wr.num_sge, &sges[i], row.addr, row.length, row.lkey,
+                        row.sge_start, row.num_sge, all_sges, num_sges):
+            return i
     wrs[n - 1].next = NULL
     return -1
 
