@@ -34,7 +34,7 @@ def test_ibv_devinfo_of_a_device_that_is_not_there(programs):
 OPTIONS = {
     "ibv_rc_pingpong": [
         "", "-e", "-c", "-c -e", "-s 1", "-s 1000000 -n 50 -c", "-r 1 -c -e", "-m 256 -s 5000 -c",
-        "-N", "-N -c -e", "-t", "-t -N -c"],
+        "-N", "-N -c -e", "-t", "-t -N -c", "-o -P -c", "-O -P -c -N", "-j -c", "-j -t -N -c"],
     "ibv_uc_pingpong": ["", "-e", "-c", "-c -e", "-s 1", "-s 100000 -n 50 -c"],
     "ibv_ud_pingpong": ["", "-e", "-c", "-c -e", "-s 1", "-r 2 -c"],
     "ibv_srq_pingpong": ["", "-e", "-c", "-c -e", "-s 1", "-q 1 -c", "-q 31 -r 100 -c -e"],
