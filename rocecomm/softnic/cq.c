@@ -6,7 +6,12 @@
 
 #include "softnic.h"
 
-#define YIELD_AFTER 300u /* empty polls: a microsecond or two; both ends may share one CPU */
+/* Empty polls before the CPU is offered to others, about 5 ns each. Who then waited found that others
+ * want it, most likely our peer, and offers it sooner; who came back at once need not have asked. */
+#define PATIENCE 300u
+#define MIN_PATIENCE 50u
+#define MAX_PATIENCE 4096u
+#define WAITED_NS 1000u
 #define KICK_EVERY 8u
 
 /* Place and size of the ring in one word, and a count of its changes: an empty poll looks without a
@@ -78,6 +83,7 @@ struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_c
 		cq->cq->size = size;
 		cq->cq->ring = ring;
 		set_glance(cq);
+		atomic_store(&cq->patience, PATIENCE);
 		cq->cq->kind = kind;
 		cq->cq->epoch++;
 		cq->cq->channel = channel ? sn_container(channel, struct sn_channel, ibv)->number : 0;
@@ -323,6 +329,11 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 	bool valid = priv && atomic_load_explicit(&qp->epoch, memory_order_relaxed) == e->epoch;
 
 	wc->status = e->status;
+	if (valid && e->kind & SN_CQE_LAZY) {
+		struct sn_rq *rq = sn_rq_of(ctx->seg, qp);
+		sn_prefetch_write(sn_rslot_at(ctx->seg, rq, e->entry));
+		sn_prefetch_write(sn_rwqe_at(ctx->seg, rq, e->entry)); /* it is posted anew soon */
+	}
 	if (e->status != IBV_WC_SUCCESS) {
 		sn_stage_settle(ctx); /* the program may use the memory again */
 		if (valid && atomic_load(&qp->state) == IBV_QPS_ERR && !atomic_exchange(&priv->mourned, true)) {
@@ -437,6 +448,18 @@ int sn_cq_take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *
 	return got;
 }
 
+static void offer_cpu(struct sn_priv_cq *cq)
+{
+	uint32_t patience = atomic_load_explicit(&cq->patience, memory_order_relaxed);
+	uint64_t start = sn_now();
+	sched_yield();
+	if (sn_now() - start > WAITED_NS)
+		patience = patience / 2 > MIN_PATIENCE ? patience / 2 : MIN_PATIENCE;
+	else if (patience < MAX_PATIENCE)
+		patience *= 2;
+	atomic_store_explicit(&cq->patience, patience, memory_order_relaxed);
+}
+
 /* After an empty poll, without the poll lock. True: something moved, look again. */
 bool sn_cq_was_empty(struct sn_priv_cq *cq)
 {
@@ -451,9 +474,9 @@ bool sn_cq_was_empty(struct sn_priv_cq *cq)
 		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
 		return true;
 	}
-	if (empty >= YIELD_AFTER) {
+	if (empty >= atomic_load_explicit(&cq->patience, memory_order_relaxed)) {
 		sn_stage_look(ctx);
-		sched_yield();
+		offer_cpu(cq);
 	}
 	return false;
 }

@@ -158,7 +158,7 @@ static enum verdict take_in_turn(struct job *j, struct sn_rq *rq, uint32_t *item
 	bool ours = atomic_compare_exchange_strong(&slot->state, &posted, SN_RWQE_TAKEN);
 	uint32_t next = (head + 1) & (rq->size - 1);
 	__builtin_prefetch(sn_rwqe_at(j->t->seg, rq, next));
-	__builtin_prefetch(sn_rslot_at(j->t->seg, rq, next), 1);
+	sn_prefetch_write(sn_rslot_at(j->t->seg, rq, next));
 	/* Who flushes moves it too, and this may move it back: then entries are looked at that are out already. */
 	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
 	return ours ? DONE : WAIT_PEER; /* it was flushed */
@@ -245,12 +245,12 @@ static enum ibv_wc_status scatter(struct job *j, struct sn_rwqe *rw, uint64_t le
 	if (rw->num_sge > SN_MAX_SGE)
 		return IBV_WC_LOC_QP_OP_ERR;
 	for (uint32_t i = 0; i < rw->num_sge; i++)
-		room += rw->sge[i].length;
+		if (rw->sge[i].length) {
+			room += rw->sge[i].length;
+			more |= sn_claim_name(j->claim, 1, j->r->qp->sq.last_key = rw->sge[i].lkey);
+		}
 	if (room < length)
 		return IBV_WC_LOC_LEN_ERR;
-	for (uint32_t i = 0; i < rw->num_sge; i++)
-		if (rw->sge[i].length)
-			more |= sn_claim_name(j->claim, 1, j->r->qp->sq.last_key = rw->sge[i].lkey);
 	if (more)
 		sn_claim_publish();
 	for (uint32_t i = 0; i < rw->num_sge && left; i++) {

@@ -87,6 +87,7 @@ struct sn_priv_cq {
 	_Atomic uint32_t pending; /* some QP of this CQ may have work that waits */
 	_Atomic uint32_t held_back; /* an error waits behind what the last poll returned */
 	uint64_t late_since; /* the next completion waits for its payload since then */
+	_Atomic uint32_t patience; /* empty polls before a yield */
 	_Atomic uint32_t empty_polls; /* relaxed: several threads may poll */
 	uint32_t events_seen, async_seen;
 	struct sn_priv_qp *senders; /* QPs that complete their sends here */
@@ -232,6 +233,14 @@ void sn_spin(_Atomic uint32_t *l);
 static inline void sn_unspin(_Atomic uint32_t *l)
 {
 	atomic_store_explicit(l, 0, memory_order_release);
+}
+static inline void sn_prefetch_write(const void *p) /* the line is about to be ours alone */
+{
+#if defined(__x86_64__)
+	__asm__ __volatile__("prefetchw %0" : : "m"(*(const char *)p));
+#else
+	__builtin_prefetch(p, 1);
+#endif
 }
 static inline void sn_pause(void)
 {
