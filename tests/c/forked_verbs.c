@@ -133,8 +133,10 @@ static void child(unsigned i)
 		if (i % 2)
 			pair_close(own);
 	}
+#ifndef __SANITIZE_ADDRESS__ /* which takes what the parent's thread held for leaks of the child */
 	if (i % 5 == 0)
 		exit(0); /* with destructors */
+#endif
 	_exit(0);
 }
 
