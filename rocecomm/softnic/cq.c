@@ -6,14 +6,6 @@
 
 #include "softnic.h"
 
-/* Empty polls before the CPU is offered to others, about 5 ns each. Who then waited found that others
- * want it, most likely our peer, and offers it sooner; who came back at once need not have asked. */
-#define PATIENCE 300u
-#define MIN_PATIENCE 50u
-#define MAX_PATIENCE 4096u
-#define WAITED_NS 1000u
-#define KICK_EVERY 8u
-
 /* Place and size of the ring in one word, and a count of its changes: an empty poll looks without a
  * lock, and looks again if the ring was another one meanwhile. */
 static void set_glance(struct sn_priv_cq *cq)
@@ -21,29 +13,6 @@ static void set_glance(struct sn_priv_cq *cq)
 	uint64_t change = (atomic_load_explicit(&cq->glance, memory_order_relaxed) >> 38) + 1;
 	atomic_store_explicit(&cq->glance, change << 38 | cq->cq->ring << 8 | (uint64_t)__builtin_ctz(cq->cq->size),
 			      memory_order_release);
-}
-
-static struct sn_cqe *glanced_ring(struct sn_ctx *ctx, uint64_t glance)
-{
-	return sn_at(ctx->seg, glance >> 8 & ((1u << 30) - 1));
-}
-
-static uint32_t glanced_mask(uint64_t glance)
-{
-	return (1u << (glance & 63)) - 1;
-}
-
-#if defined(__SANITIZE_THREAD__)
-__attribute__((no_sanitize("thread"))) /* what was read is not used if the ring had gone */
-#endif
-static bool looks_empty(struct sn_ctx *ctx, struct sn_priv_cq *cq)
-{
-	uint64_t glance = atomic_load_explicit(&cq->glance, memory_order_acquire);
-	uint32_t head = atomic_load_explicit(&cq->cq->head, memory_order_relaxed);
-	struct sn_cqe *e = glanced_ring(ctx, glance) + (head & glanced_mask(glance));
-	if (atomic_load_explicit(&e->seq, memory_order_acquire) == head + 1)
-		return false;
-	return atomic_load_explicit(&cq->glance, memory_order_relaxed) == glance;
 }
 
 struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_context,
@@ -83,7 +52,7 @@ struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_c
 		cq->cq->size = size;
 		cq->cq->ring = ring;
 		set_glance(cq);
-		atomic_store(&cq->patience, PATIENCE);
+		atomic_store(&cq->patience, SN_PATIENCE);
 		cq->cq->kind = kind;
 		cq->cq->epoch++;
 		cq->cq->channel = channel ? sn_container(channel, struct sn_channel, ibv)->number : 0;
@@ -266,114 +235,6 @@ bool sn_cq_kick(struct sn_priv_cq *cq)
 	return moved;
 }
 
-/* The receive entry of a completion goes back to the program. False: it was given back before, the
- * completion is a duplicate (its producer died or was stopped between two steps). */
-static bool give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv_qp *qp)
-{
-	struct sn_priv_srq *srq = e->srq < 0 ? NULL : ctx->srqs[e->srq];
-	struct sn_rq *rq = srq ? &srq->srq->rq : qp ? &qp->qp->rq : NULL;
-	if (srq ? atomic_load(&srq->srq->epoch) != e->srq_epoch : e->srq >= 0 || !qp)
-		return true; /* the queue is gone or was emptied */
-	if (e->entry == SN_NO_ENTRY) {
-		atomic_fetch_sub(&qp->without_entry, 1);
-		return true;
-	}
-	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, rq, e->entry);
-	struct sn_rslot *slot = sn_rslot_at(ctx->seg, rq, e->entry);
-	uint32_t state = atomic_load_explicit(&slot->state, memory_order_relaxed);
-	if (w->serial != e->serial || state == SN_RWQE_FREE)
-		return false;
-	if (rq->ordered) { /* of one QP, so nobody else gives it back: the poll lock is held */
-		uint32_t count = atomic_load_explicit(&qp->given_back, memory_order_relaxed);
-		atomic_store_explicit(&slot->state, SN_RWQE_FREE, memory_order_release);
-		atomic_store_explicit(&qp->given_back, count + 1, memory_order_release);
-		return true;
-	}
-	if (!atomic_compare_exchange_strong(&slot->state, &state, SN_RWQE_FREE))
-		return false;
-	sn_free_list_put(srq ? &srq->free : &qp->free, e->entry);
-	return true;
-}
-
-enum fate { REPORT, SKIP, LATER };
-
-/* The payload of a lazy receive must be in place before the program hears of it. */
-static enum fate place_now(struct sn_ctx *ctx, struct sn_priv_cq *cq, struct sn_qp *qp, const struct sn_cqe *e,
-			   struct ibv_wc *wc, bool *kept)
-{
-	struct sn_side t = { ctx->seg, qp, NULL };
-	enum sn_placed placed = sn_place_one(ctx, &t, e->entry, NULL, false);
-	if (placed == SN_PLACED_LATER) {
-		/* Its sender is placing it. If it is stopped there, the program hears of it in the end;
-		 * the sender's claim holds the memory as long as it may still write. */
-		uint64_t now = sn_now();
-		if (!cq->late_since)
-			cq->late_since = now;
-		if (now - cq->late_since < SN_LOCK_WAIT_NS)
-			return LATER;
-		*kept = true;
-	}
-	cq->late_since = 0;
-	if (placed != SN_PLACED)
-		wc->status = IBV_WC_LOC_PROT_ERR;
-	uint32_t polled = atomic_load_explicit(&qp->lazy_polled, memory_order_relaxed);
-	atomic_store_explicit(&qp->lazy_polled, polled + 1, memory_order_release);
-	return REPORT;
-}
-
-static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct sn_cqe *e, struct ibv_wc *wc)
-{
-	struct sn_qp *qp = sn_qp_at(ctx->seg, e->qpn & (SN_QPS - 1));
-	struct sn_priv_qp *priv = ctx->qps[e->qpn & (SN_QPS - 1)];
-	/* else: of a QP that was reset or destroyed since */
-	bool valid = priv && atomic_load_explicit(&qp->epoch, memory_order_relaxed) == e->epoch;
-
-	wc->status = e->status;
-	if (valid && e->kind & SN_CQE_LAZY) {
-		struct sn_rq *rq = sn_rq_of(ctx->seg, qp);
-		sn_prefetch_write(sn_rslot_at(ctx->seg, rq, e->entry));
-		sn_prefetch_write(sn_rwqe_at(ctx->seg, rq, e->entry)); /* it is posted anew soon */
-	}
-	if (e->status != IBV_WC_SUCCESS) {
-		sn_stage_settle(ctx); /* the program may use the memory again */
-		if (valid && atomic_load(&qp->state) == IBV_QPS_ERR && !atomic_exchange(&priv->mourned, true)) {
-			atomic_store(&priv->mourning, true);
-			atomic_store(&sn_container(priv->init.send_cq, struct sn_priv_cq, ibv)->pending, 1);
-		}
-	}
-	if (e->kind & SN_CQE_RECV) {
-		bool kept = false; /* a stopped sender still has its hands on the entry */
-		if (valid && e->kind & SN_CQE_LAZY && place_now(ctx, cq, qp, e, wc, &kept) == LATER)
-			return LATER;
-		if (kept)
-			atomic_fetch_or(&sn_rslot_at(ctx->seg, sn_rq_of(ctx->seg, qp), e->entry)->qp, SN_RWQE_REPORTED);
-		else if (!give_back(ctx, e, valid ? priv : NULL))
-			return SKIP;
-	} else if (valid) {
-		if ((int32_t)(e->entry - qp->sq.polled) < 0)
-			return SKIP;
-		qp->sq.polled = e->entry + 1;
-	}
-	if (!valid)
-		return SKIP;
-	if (sn_faulty() && e->kind & SN_CQE_RECV && wc->status == IBV_WC_SUCCESS)
-		wc->status = sn_fault_receive(priv);
-	cq->stamp = e->stamp;
-	wc->wr_id = e->wr_id;
-	wc->opcode = e->opcode;
-	wc->vendor_err = e->vendor_err;
-	wc->byte_len = e->byte_len;
-	wc->imm_data = e->imm;
-	wc->qp_num = e->qpn;
-	wc->src_qp = e->src_qp;
-	wc->wc_flags = e->wc_flags;
-	wc->pkey_index = 0;
-	wc->slid = 0;
-	wc->sl = 0;
-	wc->dlid_path_bits = 0;
-	return REPORT;
-}
-
 /* Takes the completions of QP number `qpn` out of the queue (of all, with 0), as a NIC's driver does
  * at RESET: their receive entries go back, the room is free. With the poll lock held. */
 void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn)
@@ -387,7 +248,7 @@ void sn_cq_purge(struct sn_ctx *ctx, struct sn_priv_cq *cq, uint32_t qpn)
 		struct sn_cqe *e = &ring[i & (c->size - 1)], *d = &ring[to & (c->size - 1)];
 		if (!qpn || e->qpn == qpn) {
 			if (e->kind & SN_CQE_RECV)
-				give_back(ctx, e, NULL);
+				sn_cq_give_back(ctx, e, NULL);
 			continue;
 		}
 		if (d != e)
@@ -415,98 +276,6 @@ bool sn_cq_has_receive(struct sn_ctx *ctx, uint32_t index, uint32_t qpn, uint32_
 	}
 	sn_unlock(&c->lock);
 	return found;
-}
-
-/* With the poll lock held: up to n completions. */
-int sn_cq_take(struct sn_ctx *ctx, struct sn_priv_cq *cq, int n, struct ibv_wc *wc)
-{
-	struct sn_cq *c = cq->cq;
-	uint32_t head = atomic_load_explicit(&c->head, memory_order_relaxed), from = head;
-	uint64_t glance = atomic_load_explicit(&cq->glance, memory_order_relaxed); /* c->ring's line is the producers' */
-	struct sn_cqe *ring = glanced_ring(ctx, glance);
-	uint32_t mask = glanced_mask(glance);
-	int got = 0;
-	while (got < n) {
-		struct sn_cqe *e = &ring[head & mask];
-		if (atomic_load_explicit(&e->seq, memory_order_acquire) != head + 1)
-			break;
-		if (e->status == IBV_WC_RETRY_EXC_ERR) {
-			/* A peer that left is told at once, a NIC takes its time. Programs rely on that:
-			 * what completed before comes alone, so that it may be all they waited for. */
-			atomic_store(&cq->held_back, got > 0);
-			if (got)
-				break;
-		}
-		enum fate fate = consume(ctx, cq, e, &wc[got]);
-		if (fate == LATER)
-			break;
-		got += fate == REPORT;
-		head++;
-	}
-	if (head != from)
-		atomic_store_explicit(&c->head, head, memory_order_release);
-	return got;
-}
-
-static void offer_cpu(struct sn_priv_cq *cq)
-{
-	uint32_t patience = atomic_load_explicit(&cq->patience, memory_order_relaxed);
-	uint64_t start = sn_now();
-	sched_yield();
-	if (sn_now() - start > WAITED_NS)
-		patience = patience / 2 > MIN_PATIENCE ? patience / 2 : MIN_PATIENCE;
-	else if (patience < MAX_PATIENCE)
-		patience *= 2;
-	atomic_store_explicit(&cq->patience, patience, memory_order_relaxed);
-}
-
-/* After an empty poll, without the poll lock. True: something moved, look again. */
-bool sn_cq_was_empty(struct sn_priv_cq *cq)
-{
-	struct sn_ctx *ctx = sn_ctx_of(cq->ibv.context);
-	uint32_t empty = atomic_load_explicit(&cq->empty_polls, memory_order_relaxed) + 1;
-	atomic_store_explicit(&cq->empty_polls, empty, memory_order_relaxed);
-	if (atomic_load_explicit(&cq->pending, memory_order_relaxed) && empty % KICK_EVERY == 1 && sn_cq_kick(cq))
-		return true;
-	if (sn_faulty() && empty % KICK_EVERY == 1 && sn_fault_kick(ctx))
-		return true;
-	if (atomic_load_explicit(&ctx->seg->calls, memory_order_relaxed) && sn_help_peers(ctx)) {
-		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
-		return true;
-	}
-	if (empty >= atomic_load_explicit(&cq->patience, memory_order_relaxed)) {
-		sn_stage_look(ctx);
-		offer_cpu(cq);
-	}
-	return false;
-}
-
-int sn_poll_cq(struct ibv_cq *ibv, int n, struct ibv_wc *wc)
-{
-	struct sn_priv_cq *cq = sn_container(ibv, struct sn_priv_cq, ibv);
-	struct sn_ctx *ctx = sn_ctx_of(ibv->context);
-
-	if (sn_foreign(ctx))
-		return -EPERM;
-	for (int again = 0; again < 2; again++) {
-		int got = 0;
-		if (!looks_empty(ctx, cq)) {
-			sn_spin(&cq->poll_lock);
-			got = sn_cq_take(ctx, cq, n, wc);
-			sn_unspin(&cq->poll_lock);
-		}
-		if (got) {
-			atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
-			return got;
-		}
-		if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed)) {
-			errno = EOVERFLOW; /* completions were lost: the queue is dead, as on a NIC */
-			return -EOVERFLOW;
-		}
-		if (again || !sn_cq_was_empty(cq))
-			break;
-	}
-	return 0;
 }
 
 int sn_req_notify_cq(struct ibv_cq *ibv, int solicited_only)

@@ -72,21 +72,27 @@ bool sn_qp_mourn(struct sn_priv_qp *own)
 	return false;
 }
 
+bool sn_qp_set_error(const struct sn_side *side)
+{
+	uint32_t state = atomic_load(&side->qp->state);
+	while (state != IBV_QPS_ERR && state != IBV_QPS_RESET && state != SN_QP_FREE)
+		if (atomic_compare_exchange_weak(&side->qp->state, &state, IBV_QPS_ERR))
+			return true;
+	return false;
+}
+
 /* To the error state, once: the receive queue is flushed here, the send queue by its next drive.
  * True if it was this call that did it: then the peer's sends have nobody left to wait for. */
 bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side)
 {
-	uint32_t state = atomic_load(&side->qp->state);
-	while (state != IBV_QPS_ERR && state != IBV_QPS_RESET && state != SN_QP_FREE)
-		if (atomic_compare_exchange_weak(&side->qp->state, &state, IBV_QPS_ERR)) {
-			sn_rq_flush(ctx, side);
-			struct sn_priv_qp *own = side->peer ? NULL : ctx->qps[side->qp->qpn & (SN_QPS - 1)];
-			struct sn_peer *peer = own ? atomic_load(&own->peer) : NULL;
-			if (peer && peer->dead)
-				sn_rq_flush_taken(own); /* what it took it will not complete */
-			return true;
-		}
-	return false;
+	if (!sn_qp_set_error(side))
+		return false;
+	sn_rq_flush(ctx, side);
+	struct sn_priv_qp *own = side->peer ? NULL : ctx->qps[side->qp->qpn & (SN_QPS - 1)];
+	struct sn_peer *peer = own ? atomic_load(&own->peer) : NULL;
+	if (peer && peer->dead)
+		sn_rq_flush_taken(own); /* what it took it will not complete */
+	return true;
 }
 
 /* ---- the send queue ----------------------------------------------------------------------- */

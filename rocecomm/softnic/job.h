@@ -23,6 +23,11 @@ struct job {
 /* Looks at both ends and moves the bytes. DONE leaves R's completion status in the job. */
 enum verdict sn_execute(struct job *j);
 bool sn_name_keys(struct job *j); /* true: the claim covers more than it did */
+/* take.c */
+enum verdict sn_take_receive(struct job *j, uint32_t *item);
+int sn_complete_receive(struct job *j, uint32_t item, enum ibv_wc_status status, uint32_t length, uint32_t kind);
+enum ibv_wc_status sn_scatter(struct job *j, struct sn_rwqe *rw, uint64_t length, struct sn_piece *far, int *num_far);
+
 /* help.c: sn_copy, shared with the other end where that polls. */
 enum sn_copy_result sn_copy_together(struct job *j, const struct sn_side *other, bool write, const struct sn_piece *near,
 				     int num_near, const struct sn_piece *far, int num_far, uint64_t length);

@@ -253,12 +253,14 @@ int sn_qp_abandon(struct sn_priv_qp *priv)
 static int to_error(struct sn_priv_qp *priv)
 {
 	struct sn_side own = sn_own_side(priv);
-	sn_qp_fail(priv->ctx, &own);
-	/* from the return on nobody reads or writes our memory through this QP */
-	if (!sn_wait_claims(priv->ctx, priv->qp->qpn, 0))
+	bool changed = sn_qp_set_error(&own);
+	/* From the return on nobody reads or writes our memory through this QP. And who has a receive in
+	 * hands completes it before the ones behind it are flushed. */
+	bool quiet = sn_wait_claims(priv->ctx, priv->qp->qpn, 0);
+	if (changed || priv->qp->srq < 0)
+		sn_rq_flush(priv->ctx, &own);
+	if (!quiet)
 		return EBUSY;
-	if (priv->qp->srq < 0)
-		sn_rq_flush(priv->ctx, &own); /* what a stopped peer kept us from before */
 	sn_rq_flush_taken(priv);
 	return 0;
 }

@@ -139,135 +139,6 @@ static enum verdict check_peer(struct job *j)
 	return DONE;
 }
 
-/* From a queue of which we are the only taker, as long as we hold R's exec lock. */
-static enum verdict take_in_turn(struct job *j, struct sn_rq *rq, uint32_t *item)
-{
-	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed), posted = SN_RWQE_POSTED;
-	if ((int32_t)(rq->tail_seen - head) <= 0) {
-		rq->tail_seen = atomic_load_explicit(&rq->tail, memory_order_acquire);
-		if (head == rq->tail_seen) { /* say so, then look again: the other way round than who posts */
-			atomic_store_explicit(&rq->waiting, 1, memory_order_relaxed);
-			atomic_thread_fence(memory_order_seq_cst);
-			rq->tail_seen = atomic_load_explicit(&rq->tail, memory_order_acquire);
-			if (head == rq->tail_seen)
-				return WAIT_RNR;
-		}
-	}
-	*item = head & (rq->size - 1);
-	struct sn_rslot *slot = sn_rslot_at(j->t->seg, rq, *item);
-	bool ours = atomic_compare_exchange_strong(&slot->state, &posted, SN_RWQE_TAKEN);
-	uint32_t next = (head + 1) & (rq->size - 1);
-	__builtin_prefetch(sn_rwqe_at(j->t->seg, rq, next));
-	sn_prefetch_write(sn_rslot_at(j->t->seg, rq, next));
-	/* Who flushes moves it too, and this may move it back: then entries are looked at that are out already. */
-	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
-	return ours ? DONE : WAIT_PEER; /* it was flushed */
-}
-
-static enum verdict take_receive(struct job *j, uint32_t *item)
-{
-	struct sn_seg *seg = j->t->seg;
-	struct sn_qp *qp = j->t->qp;
-	struct sn_rq *rq = sn_rq_of(seg, qp);
-	uint32_t index = qp->qpn & (SN_QPS - 1), left = 0, limit = 0;
-
-	if (rq->ordered)
-		return take_in_turn(j, rq, item);
-
-	if (!sn_lock(j->ctx, &rq->lock))
-		return WAIT_PEER;
-	if (!can_receive(atomic_load(&qp->state))) {
-		sn_unlock(&rq->lock);
-		return WAIT_PEER;
-	}
-	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed);
-	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed);
-	if (head == tail) {
-		atomic_store_explicit(&rq->waiting, 1, memory_order_relaxed);
-		if (qp->srq >= 0)
-			atomic_fetch_or(&sn_srq_at(seg, qp->srq)->waiters[index / 64], 1ULL << index % 64);
-		sn_unlock(&rq->lock);
-		return WAIT_RNR;
-	}
-	*item = sn_rq_item(seg, rq, head);
-	struct sn_rslot *slot = sn_rslot_at(seg, rq, *item);
-	atomic_store_explicit(&slot->qp, index, memory_order_relaxed);
-	atomic_store_explicit(&slot->state, SN_RWQE_TAKEN, memory_order_release);
-	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
-	if (qp->srq >= 0) {
-		struct sn_srq *srq = sn_srq_at(seg, qp->srq);
-		left = tail - head - 1;
-		limit = atomic_load_explicit(&srq->limit, memory_order_relaxed);
-		if (limit && left < limit)
-			atomic_store(&srq->limit, 0); /* armed once */
-		else
-			limit = 0;
-	}
-	sn_unlock(&rq->lock);
-	if (limit)
-		sn_async_raise(j->ctx, j->t, IBV_EVENT_SRQ_LIMIT_REACHED, (uint32_t)qp->srq,
-			       atomic_load(&sn_srq_at(seg, qp->srq)->epoch));
-	return DONE;
-}
-
-static int complete_receive(struct job *j, uint32_t item, enum ibv_wc_status status, uint32_t length, uint32_t kind)
-{
-	struct sn_qp *qp = j->t->qp;
-	struct sn_swqe *w = j->w;
-	bool write = w->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-	bool imm = write || w->opcode == IBV_WR_SEND_WITH_IMM, inv = w->opcode == IBV_WR_SEND_WITH_INV;
-	struct sn_rwqe *rw = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, qp), item);
-	struct sn_cqe e = {
-		.wr_id = rw->wr_id,
-		.serial = rw->serial,
-		.qpn = qp->qpn,
-		.epoch = atomic_load_explicit(&qp->epoch, memory_order_relaxed),
-		.byte_len = length,
-		.imm = imm || inv ? w->imm : 0,
-		.src_qp = j->r->qp->qpn,
-		.wc_flags = (uint16_t)((imm ? IBV_WC_WITH_IMM : inv ? IBV_WC_WITH_INV : 0) | (qp->type == IBV_QPT_UD ? IBV_WC_GRH : 0)),
-		.status = (uint8_t)status,
-		.opcode = write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-		.entry = item,
-		.srq = qp->srq,
-		.srq_epoch = qp->srq >= 0 ? atomic_load(&sn_srq_at(j->t->seg, qp->srq)->epoch) : 0,
-		.kind = (uint16_t)(SN_CQE_RECV | kind),
-	};
-	return sn_cq_push(j->ctx, j->t, qp->recv_cq, &e, w->flags & IBV_SEND_SOLICITED);
-}
-
-/* T's buffers for `length` bytes: checked, and described in `far`. */
-static enum ibv_wc_status scatter(struct job *j, struct sn_rwqe *rw, uint64_t length, struct sn_piece *far, int *num_far)
-{
-	uint64_t room = 0, left = length;
-	bool more = false;
-	*num_far = 0;
-	if (rw->num_sge > SN_MAX_SGE)
-		return IBV_WC_LOC_QP_OP_ERR;
-	for (uint32_t i = 0; i < rw->num_sge; i++)
-		if (rw->sge[i].length) {
-			room += rw->sge[i].length;
-			more |= sn_claim_name(j->claim, 1, j->r->qp->sq.last_key = rw->sge[i].lkey);
-		}
-	if (room < length)
-		return IBV_WC_LOC_LEN_ERR;
-	if (more)
-		sn_claim_publish();
-	for (uint32_t i = 0; i < rw->num_sge && left; i++) {
-		struct sn_sge s = rw->sge[i];
-		struct sn_mr mr;
-		if (!s.length)
-			continue;
-		/* the whole element is checked, not only the part that this message fills */
-		if (!sn_mr_covers(j->t->seg, s.lkey, j->t->qp, IBV_ACCESS_LOCAL_WRITE, s.addr, s.length, &mr))
-			return IBV_WC_LOC_PROT_ERR;
-		uint64_t len = s.length < left ? s.length : left;
-		sn_piece_of(&far[(*num_far)++], j->t, &mr, s.addr, len);
-		left -= len;
-	}
-	return IBV_WC_SUCCESS;
-}
-
 static bool reachable(const struct sn_piece *p, int n)
 {
 	for (int i = 0; i < n; i++)
@@ -306,15 +177,15 @@ static enum verdict do_send(struct job *j)
 	enum ibv_wc_status at_t;
 	uint32_t item, kind = 0;
 	int num_far;
-	enum verdict v = take_receive(j, &item);
+	enum verdict v = sn_take_receive(j, &item);
 
 	if (v != DONE)
 		return v;
 	j->item = item;
 	struct sn_rwqe *rw = sn_rwqe_at(j->t->seg, sn_rq_of(j->t->seg, j->t->qp), item);
-	at_t = scatter(j, rw, j->w->length, far, &num_far);
+	at_t = sn_scatter(j, rw, j->w->length, far, &num_far);
 	if (at_t != IBV_WC_SUCCESS) {
-		complete_receive(j, item, at_t, 0, 0);
+		sn_complete_receive(j, item, at_t, 0, 0);
 		return refuse(j, at_t == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR,
 			      IBV_EVENT_COMM_EST);
 	}
@@ -324,15 +195,15 @@ static enum verdict do_send(struct job *j)
 		sn_place_lazy(j->ctx, j->t, j->claim); /* what came earlier is in memory earlier */
 		j->status = transfer(j, true, far, num_far, j->w->length);
 		if (j->status != IBV_WC_SUCCESS) {
-			complete_receive(j, item, IBV_WC_LOC_PROT_ERR, 0, 0);
+			sn_complete_receive(j, item, IBV_WC_LOC_PROT_ERR, 0, 0);
 			return refuse(j, j->status, IBV_EVENT_COMM_EST);
 		}
 	}
 	if (j->w->opcode == IBV_WR_SEND_WITH_INV && !sn_mw_invalidate_remote(j->t, j->w->imm)) {
-		complete_receive(j, item, IBV_WC_REM_INV_REQ_ERR, 0, 0);
+		sn_complete_receive(j, item, IBV_WC_REM_INV_REQ_ERR, 0, 0);
 		return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_ACCESS_ERR);
 	}
-	if (complete_receive(j, item, IBV_WC_SUCCESS, j->w->length, kind))
+	if (sn_complete_receive(j, item, IBV_WC_SUCCESS, j->w->length, kind))
 		return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL);
 	return DONE;
 }
@@ -363,12 +234,12 @@ static enum verdict do_write(struct job *j, bool imm)
 	check_remote(j, IBV_ACCESS_REMOTE_WRITE, &far);
 	if (j->status != IBV_WC_SUCCESS || (j->t->qp->type == IBV_QPT_UC && j->w->length && !far.len))
 		return DONE;
-	if (imm && (v = take_receive(j, &item)) != DONE)
+	if (imm && (v = sn_take_receive(j, &item)) != DONE)
 		return v;
 	sn_place_lazy(j->ctx, j->t, j->claim);
 	j->status = transfer(j, true, &far, 1, j->w->length);
 	if (imm) {
-		int err = complete_receive(j, item, j->status ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS, j->w->length, 0);
+		int err = sn_complete_receive(j, item, j->status ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS, j->w->length, 0);
 		if (!j->status && err)
 			return refuse(j, IBV_WC_REM_OP_ERR, IBV_EVENT_QP_FATAL);
 	}
@@ -451,10 +322,10 @@ static void datagram_to(void *arg, uint32_t qpn)
 	j->status = gather(j); /* again, under the new claim */
 	if (j->status != IBV_WC_SUCCESS)
 		return;
-	if (sn_stage_missing(j->ctx, &t) || !can_receive(atomic_load(&t.qp->state)) || take_receive(j, &item) != DONE)
+	if (sn_stage_missing(j->ctx, &t) || !can_receive(atomic_load(&t.qp->state)) || sn_take_receive(j, &item) != DONE)
 		return;
 	struct sn_rwqe *rw = sn_rwqe_at(t.seg, sn_rq_of(t.seg, t.qp), item);
-	enum ibv_wc_status at_t = scatter(j, rw, j->w->length + sizeof(header), far, &num_far);
+	enum ibv_wc_status at_t = sn_scatter(j, rw, j->w->length + sizeof(header), far, &num_far);
 	if (at_t == IBV_WC_SUCCESS) {
 		sn_ah_header(j->w, header);
 		memmove(j->near + 1, j->near, (size_t)j->num_near * sizeof(*j->near));
@@ -463,7 +334,7 @@ static void datagram_to(void *arg, uint32_t qpn)
 		j->num_near++;
 		at_t = transfer(j, true, far, num_far, j->w->length + sizeof(header));
 	}
-	complete_receive(j, item, at_t, at_t ? 0 : j->w->length + (uint32_t)sizeof(header), 0);
+	sn_complete_receive(j, item, at_t, at_t ? 0 : j->w->length + (uint32_t)sizeof(header), 0);
 }
 
 static void to_member(void *arg, uint32_t qpn)

@@ -363,6 +363,10 @@ bool sn_cq_has_receive(struct sn_ctx *ctx, uint32_t cq, uint32_t qpn, uint32_t e
 struct ibv_cq_ex *sn_create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *attr);
 int sn_query_rt_values(struct ibv_context *context, struct ibv_values_ex *values);
 
+/* ---- poll.c */
+#define SN_PATIENCE 300u /* empty polls before a yield, to begin with */
+bool sn_cq_give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv_qp *qp);
+
 /* ---- channel.c */
 void sn_channel_wake_at(struct sn_channel *ch, uint64_t at); /* at the latest */
 void sn_channel_connected(struct sn_priv_qp *qp, struct sn_peer *peer);
@@ -405,6 +409,7 @@ bool sn_drive(struct sn_priv_qp *qp);	   /* own send queue; true: something move
 bool sn_drive_peer(struct sn_priv_qp *qp); /* the send queue of the QP that this one is connected to */
 bool sn_qp_mourn(struct sn_priv_qp *qp);
 bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
+bool sn_qp_set_error(const struct sn_side *side);
 struct sn_side sn_own_side(struct sn_priv_qp *qp);
 bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side);
 uint64_t sn_rnr_timer_ns(uint8_t code);
