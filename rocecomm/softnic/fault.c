@@ -196,7 +196,10 @@ int sn_fault_check_environment(void)
 	const char *text = secure_getenv("ROCECOMM_SOFT_FAULT");
 	struct sn_fault_rule rules[SN_FAULT_RULES];
 	unsigned n;
-	return text && *text ? sn_fault_parse("ROCECOMM_SOFT_FAULT", text, rules, SN_FAULT_RULES, &n) : 0;
+	int err = text && *text ? sn_fault_parse("ROCECOMM_SOFT_FAULT", text, rules, SN_FAULT_RULES, &n) : 0;
+	if (err == EINVAL)
+		sn_tell(err); /* the user's, not the program's, mistake */
+	return err;
 }
 
 static void count(struct sn_ctx *ctx, void *arg)

@@ -10,10 +10,16 @@ static _Thread_local char text[480];
 
 /* A stock program cannot ask for the reason. Where it came to us by LD_PRELOAD it is told on stderr what
  * the system refused, once for each kind; what the program itself asked wrongly is its own affair. */
-static void tell(int err)
+void sn_tell(int err)
 {
 	static _Atomic uint64_t told;
 	const char *preload = secure_getenv("LD_PRELOAD");
+	if (preload && strstr(preload, "softnic") && !(atomic_fetch_or(&told, 1ULL << err) & 1ULL << err))
+		fprintf(stderr, "softnic: %s\n", text);
+}
+
+static bool of_the_system(int err)
+{
 	switch (err) {
 	case ENOSPC:
 	case EROFS:
@@ -24,12 +30,10 @@ static void tell(int err)
 	case EBUSY:
 	case EAGAIN:
 	case ENOMEM:
-		break;
+		return true;
 	default:
-		return;
+		return false;
 	}
-	if (preload && strstr(preload, "softnic") && !(atomic_fetch_or(&told, 1ULL << err) & 1ULL << err))
-		fprintf(stderr, "softnic: %s\n", text);
 }
 
 int sn_because(int err, const char *format, ...)
@@ -38,7 +42,8 @@ int sn_because(int err, const char *format, ...)
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	tell(err);
+	if (of_the_system(err))
+		sn_tell(err);
 	return err;
 }
 

@@ -209,6 +209,7 @@ struct sn_side {
 
 /* ---- reason.c */
 int sn_because(int err, const char *format, ...) __attribute__((format(printf, 2, 3))); /* returns err */
+void sn_tell(int err); /* the same to stderr, for a stock program */
 
 /* ---- lock.c */
 extern pid_t sn_pid; /* of this process, renewed after fork */
