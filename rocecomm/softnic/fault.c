@@ -21,6 +21,7 @@ static char *environment_text;
 
 void sn_faults_forked(void) /* the child begins with what its environment says */
 {
+	sn_faults = &sn_no_faults; /* the fabric is not there until the child opens a device */
 	memset(table, 0, sizeof(table));
 	atomic_store(&table_lock, 0);
 	environment_id = 0;
