@@ -46,8 +46,10 @@ def machine(cpus):
             f"CPU {cpus[1]} for the client and the loops, CPU {cpus[0]} for the other end")
 
 
-def block(results, rounds, cpus):
+def block(results, cpus):
     """The generated part of the page."""
+    rounds = sorted({r["rounds"] for r in results})
+    rounds = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else f"{rounds[0]}"
     lines = [f"Machine: {machine(cpus)}. Medians of {rounds} rounds, in brackets the 10th and 90th "
              "percentile; ratio: median of the rounds' ratios.", "",
              "| row | perftest | unit | raw loop | raw | soft0 | ratio | target | |",
@@ -60,11 +62,11 @@ def block(results, rounds, cpus):
     return "\n".join(lines)
 
 
-def write(path, results, rounds, cpus):
+def write(path, results, cpus):
     """Puts the table between the marks of a page; what stands around them stays."""
     text = Path(path).read_text()
     if BEGIN not in text or END not in text:
         raise SystemExit(f"bench-softnic: {path} lacks the lines {BEGIN} and {END}")
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    Path(path).write_text(f"{head}{BEGIN}\n\n{block(results, rounds, cpus)}\n\n{END}{tail}")
+    Path(path).write_text(f"{head}{BEGIN}\n\n{block(results, cpus)}\n\n{END}{tail}")

@@ -2,7 +2,7 @@
 """make bench-softnic: perftest on soft0 against raw C loops, turn by turn in one run.
 
     python benchmarks/softnic/run.py [--rows PATTERN] [--rounds N] [--json FILE]
-                                     [--markdown FILE] [--check] [--list]
+                                     [--markdown FILE] [--with FILE] [--check] [--list]
 
 Every row runs one perftest command on soft0 and its baseline, a few lines of C without any
 library (benchmarks/softnic/*.c), alternately: raw, device, raw, device. Each end is pinned to a
@@ -10,7 +10,8 @@ CPU of its own. Printed are medians over the rounds with the 10th and 90th perce
 median of the rounds' ratios, and the target. MB are 10^6 bytes (perftest's own are 2^20).
 Absolute figures move with the machine; ratios of one run count. ``--check`` makes a missed
 target exit status 1; a program that fails always does. ``--markdown`` puts the table into
-a page, between the two comment lines that mark its place there.
+a page, between the two comment lines that mark its place there; ``--with`` adds rows that
+an earlier run wrote with ``--json``.
 """
 
 import argparse
@@ -135,6 +136,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", help="write all figures to this file")
     parser.add_argument("--markdown", help="put the table into this page")
+    parser.add_argument("--with", dest="earlier", help="rows of an earlier --json, for the page")
     parser.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
     parser.add_argument("--list", action="store_true", help="only list the rows")
     args = parser.parse_args()
@@ -160,10 +162,15 @@ def main():
     missed = sum(not r["pass"] for r in results)
     print(f"{len(results) - missed} of {len(rows)} rows pass, {missed} miss their target"
           + (f", {broken} failed" if broken else ""))
+    if args.earlier:
+        have = {r["row"] for r in results}
+        results += [r for r in json.loads(Path(args.earlier).read_text()) if r["row"] not in have]
+        order = [row.name for row in ROWS]
+        results.sort(key=lambda r: order.index(r["row"]))
     if args.json:
         Path(args.json).write_text(json.dumps(results, indent=1) + "\n")
     if args.markdown:
-        page.write(args.markdown, results, args.rounds, cpus)
+        page.write(args.markdown, results, cpus)
     return 1 if broken or (args.check and missed) else 0
 
 
