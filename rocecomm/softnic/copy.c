@@ -11,7 +11,7 @@ void sn_piece_of(struct sn_piece *p, const struct sn_side *side, const struct sn
 	uint64_t offset = addr - mr->iova;
 	p->addr = mr->host + offset;
 	p->len = length;
-	if (sn_staged(side) && sn_stage_mode() == SN_STAGE_ALWAYS)
+	if (sn_staged(side)) /* not through /proc either: its pid may be somebody else's here */
 		p->ptr = NULL;
 	else if (!side->peer || side->peer->local)
 		p->ptr = (char *)(uintptr_t)p->addr;

@@ -56,7 +56,7 @@ static int byte_lock(int type, off_t at, pid_t *holder)
 	if (r < 0)
 		return errno;
 	if (holder)
-		*holder = f.l_type == F_UNLCK ? 0 : f.l_pid;
+		*holder = f.l_type == F_UNLCK ? 0 : f.l_pid ? f.l_pid : -1; /* 0: in a pid namespace out of our sight */
 	return 0;
 }
 
