@@ -30,6 +30,7 @@ class More(NamedTuple):
     responder_event: bool = True        # a refused request is told to the responder's program
     last_wqe_event: bool = True         # a queue pair with an SRQ that fails says so
     resumes: bool = True                # what waited in SQD goes on in RTS without a further post
+    invalidated_told: bool = True       # a receive says which window its message took back
 
 
 class Completion(NamedTuple):
@@ -372,8 +373,11 @@ class Many:
         self._complete(1 - side, i, "recv",
                        Completion(recv.wr_id, OK, v.IBV_WC_RECV, len(data),
                                   step.imm if step.op == "send_imm" else None,
-                                  taken_back=step.window if step.op == "send_inv" else None), step.solicited)
+                                  taken_back=self._told(step)), step.solicited)
         return OK, False
+
+    def _told(self, step):
+        return step.window if step.op == "send_inv" and self.more.invalidated_told else None
 
     def _do_write(self, side, i, step, data, name):
         if data:

