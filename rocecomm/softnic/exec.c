@@ -430,7 +430,9 @@ static bool drive(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_si
 	do {
 		if (!lock_exec(ctx, own, r, t))
 			break; /* whoever holds it looks again after giving it up */
+		sn_helper_seen(ctx);
 		moved |= run(ctx, r, t, &failed);
+		sn_helper_done(ctx);
 		sn_unlock_mine(ctx, &r->qp->sq.exec);
 		sn_fence_after_rmw();
 	} while (runnable(r, t));

@@ -222,6 +222,18 @@ static inline void sn_unlock(struct sn_lock *l) /* only the dead lose such a loc
 {
 	atomic_store_explicit(&l->owner, 0, memory_order_release);
 }
+/* The staging helper and the executors of its process take turns by way of the peer, another process,
+ * who asks the one and gives its queue to the others. There the thread sanitizer does not look: it is
+ * told here. */
+#if defined(__SANITIZE_THREAD__)
+void __tsan_acquire(void *);
+void __tsan_release(void *);
+static inline void sn_helper_done(struct sn_ctx *ctx) { __tsan_release(&ctx->seg_fd); }
+static inline void sn_helper_seen(struct sn_ctx *ctx) { __tsan_acquire(&ctx->seg_fd); }
+#else
+static inline void sn_helper_done(struct sn_ctx *ctx) { (void)ctx; }
+static inline void sn_helper_seen(struct sn_ctx *ctx) { (void)ctx; }
+#endif
 static inline void sn_fence_after_rmw(void) /* where a locked instruction is a full fence already */
 {
 #if defined(__x86_64__)

@@ -97,7 +97,10 @@ static bool carry(struct sn_ctx *ctx, struct sn_staging *st, struct sn_stage_hal
 		if (p[i].len > st->chunk || (length += p[i].len) > st->chunk)
 			return false;
 	}
-	return move(ctx->seg_fd, at, h->kind == SN_STAGE_FETCH, p, (int)num, 0, length);
+	sn_helper_seen(ctx);
+	bool ok = move(ctx->seg_fd, at, h->kind == SN_STAGE_FETCH, p, (int)num, 0, length);
+	sn_helper_done(ctx);
+	return ok;
 }
 
 static bool populate(uintptr_t addr)
