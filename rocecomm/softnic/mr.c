@@ -200,7 +200,7 @@ SN_EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, voi
 }
 
 /* Is [addr, addr + length) inside the region or window that `key` names, in the protection domain of
- * `qp`, with the rights `need`? Copies the entry, since it may change once the claim ends. */
+ * `qp`, with the rights `need`? Copies what tells where it lies, since the entry may change once the claim ends. */
 bool sn_mr_covers(struct sn_seg *seg, uint32_t key, const struct sn_qp *qp, uint32_t need, uint64_t addr, uint64_t length,
 		  struct sn_mr *copy)
 {
@@ -210,24 +210,21 @@ bool sn_mr_covers(struct sn_seg *seg, uint32_t key, const struct sn_qp *qp, uint
 	struct sn_mr *e = sn_mr_at(seg, index);
 	if (atomic_load_explicit(&e->key, memory_order_acquire) != key)
 		return false;
-	copy->access = e->access;
-	copy->pd = e->pd;
-	copy->pool = e->pool;
-	copy->iova = e->iova;
-	copy->length = e->length;
+	uint64_t offset = addr - e->iova, size = e->length;
+	/* a window is no local key, and one of type 2 is of its queue pair */
+	bool fits = e->pd == qp->pd && (e->access & need) == need && addr >= e->iova && offset <= size &&
+		    length <= size - offset &&
+		    (!e->window || (need & REMOTE && (e->window != IBV_MW_TYPE_2 || e->qpn == qp->qpn)));
+	copy->iova = addr - offset;
 	copy->host = e->host;
+	copy->pool = e->pool;
 	copy->pool_offset = e->pool_offset;
 	copy->pool_serial = e->pool_serial;
 	copy->window = e->window;
 	copy->parent = e->parent;
-	copy->qpn = e->qpn;
 	atomic_thread_fence(memory_order_acquire);
-	if (atomic_load_explicit(&e->key, memory_order_relaxed) != key)
-		return false;
-	if (copy->window && (!(need & REMOTE) || (copy->window == IBV_MW_TYPE_2 && copy->qpn != qp->qpn)))
-		return false; /* no local key; and a type 2 window is of its queue pair */
-	return copy->pd == qp->pd && (copy->access & need) == need && addr >= copy->iova &&
-	       addr - copy->iova <= copy->length && length <= copy->length - (addr - copy->iova);
+	/* of one registration, all of it */
+	return atomic_load_explicit(&e->key, memory_order_relaxed) == key && fits;
 }
 
 /* The same for a remote key, claimed first. Who is inside a window is inside its region. */

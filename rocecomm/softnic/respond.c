@@ -112,13 +112,13 @@ static enum verdict check_peer(struct job *j)
 	if (!j->t)
 		return WAIT_PEER;
 	uint64_t now = j->fresh ? sn_now_coarse() : 0; /* requests under one claim follow at once */
-	if (j->r->peer && sn_peer_dead(j->r->peer, now))
+	if (j->r->peer && (j->fresh ? sn_peer_dead(j->r->peer, now) : j->r->peer->dead))
 		return WAIT_PEER; /* its process is gone, and its pid may be somebody else's by now */
 	t = j->t->qp;
 	state = atomic_load(&t->state);
 	epoch = atomic_load(&t->epoch);
 	/* A copy into mapped memory or a slot would succeed with nobody there to see it. */
-	if (j->t->peer && sn_peer_dead(j->t->peer, now))
+	if (j->t->peer && (j->fresh ? sn_peer_dead(j->t->peer, now) : j->t->peer->dead))
 		return DONE;
 	if (r->sq.peer_epoch && r->sq.peer_epoch != epoch + 1)
 		return DONE; /* it was reset or destroyed since we met */
@@ -171,6 +171,15 @@ static bool put_lazily(struct job *j, uint32_t item)
 	return true;
 }
 
+/* What came earlier on this QP is in memory before what comes now. */
+static void place_before(struct job *j)
+{
+	struct sn_qp *qp = j->t->qp;
+	if (atomic_load_explicit(&qp->lazy_made, memory_order_acquire) !=
+	    atomic_load_explicit(&qp->lazy_polled, memory_order_acquire))
+		sn_place_lazy(j->ctx, j->t, j->claim);
+}
+
 static enum verdict do_send(struct job *j)
 {
 	struct sn_piece far[SN_MAX_SGE];
@@ -192,7 +201,7 @@ static enum verdict do_send(struct job *j)
 	if (!reachable(far, num_far) && put_lazily(j, item)) {
 		kind = SN_CQE_LAZY;
 	} else {
-		sn_place_lazy(j->ctx, j->t, j->claim); /* what came earlier is in memory earlier */
+		place_before(j);
 		j->status = transfer(j, true, far, num_far, j->w->length);
 		if (j->status != IBV_WC_SUCCESS) {
 			sn_complete_receive(j, item, IBV_WC_LOC_PROT_ERR, 0, 0);
@@ -236,7 +245,7 @@ static enum verdict do_write(struct job *j, bool imm)
 		return DONE;
 	if (imm && (v = sn_take_receive(j, &item)) != DONE)
 		return v;
-	sn_place_lazy(j->ctx, j->t, j->claim);
+	place_before(j);
 	j->status = transfer(j, true, &far, 1, j->w->length);
 	if (imm) {
 		int err = sn_complete_receive(j, item, j->status ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS, j->w->length, 0);
@@ -252,7 +261,7 @@ static enum verdict do_read(struct job *j)
 	check_remote(j, IBV_ACCESS_REMOTE_READ, &far);
 	if (j->status != IBV_WC_SUCCESS)
 		return DONE;
-	sn_place_lazy(j->ctx, j->t, j->claim);
+	place_before(j);
 	j->status = transfer(j, false, &far, 1, j->w->length);
 	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
 }
@@ -268,7 +277,7 @@ static enum verdict do_atomic(struct job *j)
 		return DONE;
 	if (w->remote_addr % 8)
 		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
-	sn_place_lazy(j->ctx, j->t, j->claim);
+	place_before(j);
 	enum ibv_wc_status status = outcome(j, sn_atomic(j->ctx, j->t, &far, w->opcode, w->compare_add, w->swap, &old));
 	if (status != IBV_WC_SUCCESS)
 		return refuse(j, status, IBV_EVENT_QP_ACCESS_ERR);
@@ -294,7 +303,7 @@ static enum verdict do_atomic_write(struct job *j)
 		j->status = IBV_WC_LOC_PROT_ERR;
 		return DONE;
 	}
-	sn_place_lazy(j->ctx, j->t, j->claim);
+	place_before(j);
 	j->status = outcome(j, sn_atomic(j->ctx, j->t, &far, IBV_WR_ATOMIC_WRITE, 0, value, &old));
 	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
 }
