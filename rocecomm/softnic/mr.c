@@ -215,6 +215,7 @@ bool sn_mr_covers(struct sn_seg *seg, uint32_t key, const struct sn_qp *qp, uint
 	bool fits = e->pd == qp->pd && (e->access & need) == need && addr >= e->iova && offset <= size &&
 		    length <= size - offset &&
 		    (!e->window || (need & REMOTE && (e->window != IBV_MW_TYPE_2 || e->qpn == qp->qpn)));
+	copy->access = e->access;
 	copy->iova = addr - offset;
 	copy->host = e->host;
 	copy->pool = e->pool;
