@@ -15,6 +15,16 @@ static void set_glance(struct sn_priv_cq *cq)
 			      memory_order_release);
 }
 
+/* With the producers' lock held: one that died may have published an entry and not counted it. */
+static uint32_t repaired_tail(struct sn_seg *seg, struct sn_cq *cq)
+{
+	uint32_t tail = atomic_load_explicit(&cq->tail, memory_order_relaxed);
+	struct sn_cqe *ring = sn_at(seg, cq->ring);
+	if (atomic_load_explicit(&ring[tail & (cq->size - 1)].seq, memory_order_relaxed) == tail + 1)
+		atomic_store_explicit(&cq->tail, ++tail, memory_order_relaxed);
+	return tail;
+}
+
 struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_context,
 				struct ibv_comp_channel *channel, int comp_vector, uint32_t kind)
 {
@@ -106,7 +116,7 @@ SN_EXPORT int ibv_resize_cq(struct ibv_cq *ibv, int cqe)
 	sn_spin(&cq->poll_lock);
 	err = sn_lock(ctx, &c->lock) ? 0 : EBUSY;
 	if (!err) {
-		uint32_t head = atomic_load(&c->head), tail = atomic_load(&c->tail);
+		uint32_t head = atomic_load(&c->head), tail = repaired_tail(ctx->seg, c);
 		old = c->ring;
 		old_size = c->size;
 		err = tail - head > size ? EINVAL : sn_heap_get(ctx, size * sizeof(struct sn_cqe), &fresh);
@@ -155,16 +165,6 @@ SN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 	free(cq);
 	sn_object_gone(ctx);
 	return 0;
-}
-
-/* With the producers' lock held: one that died may have published an entry and not counted it. */
-static uint32_t repaired_tail(struct sn_seg *seg, struct sn_cq *cq)
-{
-	uint32_t tail = atomic_load_explicit(&cq->tail, memory_order_relaxed);
-	struct sn_cqe *ring = sn_at(seg, cq->ring);
-	if (atomic_load_explicit(&ring[tail & (cq->size - 1)].seq, memory_order_relaxed) == tail + 1)
-		atomic_store_explicit(&cq->tail, ++tail, memory_order_relaxed);
-	return tail;
 }
 
 /* Into the completion queue `index` of a side. ENOSPC: it overran, and is of no use any more. */

@@ -173,7 +173,7 @@ static void map_pool(struct sn_peer *p, uint32_t pool, uint32_t serial)
 		}
 	p->pool[pool].serial = serial;
 	snprintf(path, sizeof(path), "/proc/%d/fd/%d", p->pid, shared->fd);
-	int fd = open(path, O_RDWR | O_CLOEXEC);
+	int fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* the number may be another file's by now */
 	if (fd < 0)
 		return;
 	if (!fstat(fd, &st) && (uint64_t)st.st_size >= offset && (uint64_t)st.st_size - offset >= want) {

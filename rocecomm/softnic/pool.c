@@ -33,9 +33,9 @@ static bool covers(const struct sn_memory *m, uintptr_t addr, uint64_t length)
 static struct sn_memory *find(uintptr_t addr, uint64_t length, const struct sn_vma *vma)
 {
 	struct sn_memory *m = all;
-	/* something else may be mapped by now where a file was that is still registered */
+	/* something else may be mapped by now, in a part or all of it, where a file was that is still registered */
 	while (m && !(covers(m, addr, length) &&
-		      (!m->file || (vma->end && vma->shared && vma->inode == m->inode && vma->device == m->device &&
+		      (!m->file || (addr + length <= vma->end && vma->shared && vma->inode == m->inode && vma->device == m->device &&
 				    vma->offset + (addr - vma->start) == m->offset + (addr - (uintptr_t)m->addr)))))
 		m = m->next;
 	return m;

@@ -108,7 +108,8 @@ static int check(const struct sn_rq *rq, const struct ibv_recv_wr *wr)
 /* Is somebody waiting for what was just posted? */
 static bool was_waited_for(struct sn_rq *rq)
 {
-	if (!atomic_load_explicit(&rq->waiting, memory_order_relaxed))
+	/* acquire: whether R has anything to send is looked at after this */
+	if (!atomic_load_explicit(&rq->waiting, memory_order_acquire))
 		return false;
 	atomic_store_explicit(&rq->waiting, 0, memory_order_relaxed);
 	return true;

@@ -102,8 +102,9 @@ static bool read_maps(uintptr_t addr, struct sn_vma *vma)
 	return found;
 }
 
-/* A descriptor, open for reading and writing, of the file behind the mapping; -1 if it is not to be
- * had: its name is gone or somebody else's by now, or we may not write it. */
+/* A descriptor that names the file behind the mapping; -1 if it is not to be had: its name is gone or
+ * somebody else's by now. No more than a name (O_PATH): to close an open one would release the program's
+ * own record locks on the file, and to open a device may have effects. */
 int sn_vma_open(struct sn_vma *vma)
 {
 	char path[64];
@@ -112,13 +113,17 @@ int sn_vma_open(struct sn_vma *vma)
 
 	if (!vma->path[0])
 		read_maps(vma->start, vma);
-	fd = open(vma->path[0] == '/' ? vma->path : "", O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	fd = open(vma->path[0] == '/' ? vma->path : "", O_PATH | O_CLOEXEC);
 	if (fd >= 0 && !fstat(fd, &st) && S_ISREG(st.st_mode) && st.st_ino == vma->inode && st.st_dev == vma->device)
 		return fd;
 	if (fd >= 0)
 		close(fd);
 	snprintf(path, sizeof(path), "/proc/self/map_files/%" PRIx64 "-%" PRIx64, vma->start, vma->end);
-	fd = open(path, O_RDWR | O_CLOEXEC); /* takes privileges */
+	fd = open(path, O_PATH | O_CLOEXEC); /* takes privileges */
+	if (fd >= 0 && (fstat(fd, &st) || !S_ISREG(st.st_mode))) {
+		close(fd);
+		fd = -1;
+	}
 	return fd;
 }
 
