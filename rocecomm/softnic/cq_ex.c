@@ -1,8 +1,9 @@
 /* The extended completion queue: polled in place, one field at a time, with the time of completion.
  *
- * Between a start_poll that found something and end_poll the caller holds the poll lock. A queue that
- * is promised to one thread keeps the lock all the same: it is what destroy_qp and a completion
- * channel's wake-up take, and costs a few nanoseconds. */
+ * Between a start_poll that found something and end_poll the caller holds a lock against others of its
+ * kind, and not the poll lock: in there it may arm the queue or register memory, and other threads take
+ * the poll lock with the context's lock held. A queue that is promised to one thread keeps it all the
+ * same; it costs a few nanoseconds. */
 #define _GNU_SOURCE
 #include "softnic.h"
 
@@ -18,7 +19,10 @@ static struct sn_priv_cq *priv_of(struct ibv_cq_ex *ex)
 /* The next completion becomes the current one. */
 static int advance(struct sn_priv_cq *cq)
 {
-	if (sn_cq_take(sn_ctx_of(cq->ibv.context), cq, 1, &cq->now) == 0)
+	sn_spin(&cq->poll_lock);
+	int got = sn_cq_take(sn_ctx_of(cq->ibv.context), cq, 1, &cq->now);
+	sn_unspin(&cq->poll_lock);
+	if (got == 0)
 		return ENOENT;
 	cq->ex.status = cq->now.status;
 	cq->ex.wr_id = cq->now.wr_id;
@@ -34,21 +38,21 @@ static int start_poll(struct ibv_cq_ex *ex, struct ibv_poll_cq_attr *attr)
 		return EINVAL;
 	if (sn_foreign(sn_ctx_of(ex->context)))
 		return EPERM;
-	sn_spin(&cq->poll_lock);
+	sn_spin(&cq->session);
 	err = advance(cq);
 	if (!err) {
 		atomic_store_explicit(&cq->empty_polls, 0, memory_order_relaxed);
 		return 0;
 	}
-	sn_unspin(&cq->poll_lock);
+	sn_unspin(&cq->session);
 	if (atomic_load_explicit(&cq->cq->overrun, memory_order_relaxed))
 		return EOVERFLOW;
 	if (!sn_cq_was_empty(cq))
 		return err;
-	sn_spin(&cq->poll_lock);
+	sn_spin(&cq->session);
 	err = advance(cq);
 	if (err)
-		sn_unspin(&cq->poll_lock);
+		sn_unspin(&cq->session);
 	return err;
 }
 
@@ -59,7 +63,7 @@ static int next_poll(struct ibv_cq_ex *ex)
 
 static void end_poll(struct ibv_cq_ex *ex)
 {
-	sn_unspin(&priv_of(ex)->poll_lock);
+	sn_unspin(&priv_of(ex)->session);
 }
 
 /* ---- the fields of the current completion ------------------------------------------------- */

@@ -93,6 +93,7 @@ struct sn_priv_cq {
 	struct sn_priv_qp *senders; /* QPs that complete their sends here */
 	uint64_t stamp;		    /* of the completion that was taken last */
 	struct ibv_wc now;	    /* between start_poll and end_poll: the current one */
+	_Atomic uint32_t session;   /* a lock: who is between the two, and may call anything else there */
 };
 
 /* Entries of a receive queue that are free to post, in the owner only. */
