@@ -93,12 +93,16 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 	return 0;
 }
 
+#define ROOM_WAIT_NS (SN_LOCK_WAIT_NS / 4)
+
 /* Room in the queue. The program may have polled the completion of an entry that its executor, in
- * another process, is just about to take out: then there is room in a moment. */
+ * another process, is just about to take out: then there is room in a moment, or when that process has
+ * its CPU back. */
 bool sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
 {
 	struct sn_sq *sq = &priv->qp->sq;
-	for (int tries = 0; tries < 1000; tries++) {
+	uint64_t start = 0;
+	for (uint32_t tries = 0;; tries++) {
 		uint32_t head = atomic_load_explicit(&sq->head, memory_order_acquire);
 		if (tail - head < priv->init.cap.max_send_wr)
 			return true;
@@ -106,8 +110,14 @@ bool sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
 		    !priv->init.cap.max_send_wr)
 			return false;
 		sched_yield();
+		if (tries % 64 != 63)
+			continue;
+		uint64_t now = sn_now();
+		if (!start)
+			start = now;
+		else if (now - start > ROOM_WAIT_NS)
+			return false;
 	}
-	return false;
 }
 
 /* With the post lock held: may anything be posted in this state? */
