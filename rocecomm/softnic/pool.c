@@ -89,28 +89,6 @@ static int announce(struct sn_ctx *ctx, struct sn_memory *m)
 	return at;
 }
 
-/* Does [addr, addr + length) lie in such memory? Then peers may map what `mr` registers. */
-void sn_pool_find(struct sn_ctx *ctx, uintptr_t addr, uint64_t length, struct sn_vma *vma, struct sn_mr *mr)
-{
-	mr->pool = 0;
-	pthread_mutex_lock(&mutex);
-	struct sn_memory *m = find(addr, length, vma);
-	if (!m)
-		m = adopt(addr, length, vma);
-	if (m) {
-		sn_spin(&ctx->pool_lock);
-		int i = announce(ctx, m);
-		if (i >= 0) {
-			m->regions++;
-			mr->pool = (uint32_t)i + 1;
-			mr->pool_serial = atomic_load(&ctx->seg->pools[i].serial);
-			mr->pool_offset = addr - (uintptr_t)m->addr;
-		}
-		sn_unspin(&ctx->pool_lock);
-	}
-	pthread_mutex_unlock(&mutex);
-}
-
 static void withdraw(struct sn_ctx *ctx, void *memory)
 {
 	sn_spin(&ctx->pool_lock);
@@ -131,6 +109,30 @@ static void drop(struct sn_memory *m)
 	sn_each_context(withdraw, m);
 	close(m->fd);
 	free(m);
+}
+
+/* Does [addr, addr + length) lie in such memory? Then peers may map what `mr` registers. */
+void sn_pool_find(struct sn_ctx *ctx, uintptr_t addr, uint64_t length, struct sn_vma *vma, struct sn_mr *mr)
+{
+	mr->pool = 0;
+	pthread_mutex_lock(&mutex);
+	struct sn_memory *m = find(addr, length, vma);
+	if (!m)
+		m = adopt(addr, length, vma);
+	if (m) {
+		sn_spin(&ctx->pool_lock);
+		int i = announce(ctx, m);
+		if (i >= 0) {
+			m->regions++;
+			mr->pool = (uint32_t)i + 1;
+			mr->pool_serial = atomic_load(&ctx->seg->pools[i].serial);
+			mr->pool_offset = addr - (uintptr_t)m->addr;
+		}
+		sn_unspin(&ctx->pool_lock);
+		if (m->file && !m->regions) /* no place for it in the segment */
+			drop(m);
+	}
+	pthread_mutex_unlock(&mutex);
 }
 
 /* `mr` is deregistered: nobody touches its memory any more. */
