@@ -117,7 +117,9 @@ static bool wait_slot(struct sn_ctx *ctx, uint32_t slot, uint32_t qpn, uint32_t 
 	_Atomic uint64_t *users = &ctx->seg->users[slot / 64];
 	uint64_t bit = 1ULL << slot % 64;
 	int err = 0;
+	pthread_mutex_lock(&ctx->peer_lock); /* somebody else may be getting to know it */
 	struct sn_peer *p = ctx->peers[slot];
+	pthread_mutex_unlock(&ctx->peer_lock);
 	/* the one we know is still the one at that slot: no need to ask whether it lives */
 	if (!p || p->id != sn_slot_id(slot))
 		p = sn_peer_get(ctx, slot, &err);

@@ -81,17 +81,22 @@ bool sn_qp_set_error(const struct sn_side *side)
 	return false;
 }
 
+static void flush_receives(struct sn_ctx *ctx, const struct sn_side *side)
+{
+	sn_rq_flush(ctx, side);
+	struct sn_priv_qp *own = side->peer ? NULL : ctx->qps[side->qp->qpn & (SN_QPS - 1)];
+	struct sn_peer *peer = own ? atomic_load(&own->peer) : NULL;
+	if (peer && peer->dead)
+		sn_rq_flush_taken(own); /* what it took it will not complete */
+}
+
 /* To the error state, once: the receive queue is flushed here, the send queue by its next drive.
  * True if it was this call that did it: then the peer's sends have nobody left to wait for. */
 bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side)
 {
 	if (!sn_qp_set_error(side))
 		return false;
-	sn_rq_flush(ctx, side);
-	struct sn_priv_qp *own = side->peer ? NULL : ctx->qps[side->qp->qpn & (SN_QPS - 1)];
-	struct sn_peer *peer = own ? atomic_load(&own->peer) : NULL;
-	if (peer && peer->dead)
-		sn_rq_flush_taken(own); /* what it took it will not complete */
+	flush_receives(ctx, side);
 	return true;
 }
 
@@ -222,10 +227,11 @@ struct failed {
 	bool r, t;
 };
 
-/* A completion that was lost (`err`) is heard of in another way. */
+/* R fails by a request of its own; drive() flushes its receives. A completion that was lost (`err`) is
+ * heard of in another way. */
 static bool fatal(struct sn_ctx *ctx, const struct sn_side *r, int err)
 {
-	bool first = sn_qp_fail(ctx, r);
+	bool first = sn_qp_set_error(r);
 	if (first && err)
 		sn_async_raise(ctx, r, IBV_EVENT_QP_FATAL, r->qp->qpn & (SN_QPS - 1), atomic_load(&r->qp->epoch));
 	return first;
@@ -437,6 +443,13 @@ static bool drive(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_si
 		sn_fence_after_rmw();
 	} while (runnable(r, t));
 	call_owner(ctx, r);
+	if (failed.r) {
+		/* without a claim or a queue of ours: who has a receive of R's in hand completes it before the ones behind it */
+		if (!r->peer)
+			sn_wait_claims(ctx, r->qp->qpn, 0);
+		if (atomic_load(&r->qp->state) == IBV_QPS_ERR)
+			flush_receives(ctx, r);
+	}
 	/* a failed QP's own sends are flushed, and its peer's have nobody to wait for any more */
 	if ((failed.t || failed.r) && t && t->qp->dest_qpn == r->qp->qpn && sn_qp_busy(t->qp))
 		drive(ctx, NULL, t, r);
