@@ -163,6 +163,7 @@ def test_logging_is_left_alone_unless_asked_for(level, argument, handlers, stder
 
 def test_the_reference_page_has_every_setting():
     page = (ROOT / "docs/reference/configuration.md").read_text()
+    page = page.partition("\n## ")[0]  # further down: what soft0 itself reads
     rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
     assert list(rows) == [field.metadata["env"] for field in config.settings()]
     for field in config.settings():

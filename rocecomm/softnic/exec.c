@@ -140,6 +140,8 @@ static int complete_send(struct sn_ctx *ctx, const struct sn_side *r, struct sn_
 	};
 	if (status == IBV_WC_SUCCESS && !(w->flags & IBV_SEND_SIGNALED) && !r->qp->sq_sig_all)
 		return 0;
+	uint32_t reported = atomic_load_explicit(&r->qp->sq.reported, memory_order_relaxed);
+	atomic_store_explicit(&r->qp->sq.reported, reported + 1, memory_order_relaxed);
 	return sn_cq_push(ctx, r, r->qp->send_cq, &e, false);
 }
 
@@ -402,18 +404,24 @@ static bool take_back(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct s
 }
 
 /* `own`: the QP whose owner this is, who alone may take its queue back. */
+static bool try_exec(struct sn_ctx *ctx, struct sn_priv_qp *own, struct sn_lock *l)
+{
+	if (!sn_try_lock(ctx, l))
+		return false;
+	if (own && atomic_load_explicit(&own->stuck_since, memory_order_relaxed))
+		atomic_store_explicit(&own->stuck_since, 0, memory_order_relaxed); /* nobody is stuck */
+	return true;
+}
+
 static bool lock_exec(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_side *r, const struct sn_side *t)
 {
 	struct sn_lock *l = &r->qp->sq.exec;
-	if (sn_try_lock(ctx, l)) {
-		if (own && atomic_load_explicit(&own->stuck_since, memory_order_relaxed))
-			atomic_store_explicit(&own->stuck_since, 0, memory_order_relaxed); /* nobody is stuck */
+	if (try_exec(ctx, own, l))
 		return true;
-	}
 	/* What we posted must be visible before we look whether somebody holds the queue: the holder
 	 * looks for it after it has let go. */
 	atomic_thread_fence(memory_order_seq_cst);
-	if (sn_try_lock(ctx, l))
+	if (try_exec(ctx, own, l))
 		return true;
 	/* the peer held it and died */
 	const struct sn_side *other = r->peer ? r : t;

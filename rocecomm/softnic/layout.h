@@ -158,6 +158,7 @@ struct sn_sq {
 	SN_ALIGNED _Atomic uint32_t tail; /* posted, written by the owner */
 	SN_ALIGNED struct sn_lock exec;	  /* whoever executes holds it */
 	_Atomic uint32_t head;		  /* next to execute */
+	_Atomic uint32_t reported;	  /* how many completions there were */
 	_Atomic uint32_t completing;	  /* position + 1 of the entry whose completion is being pushed */
 	_Atomic uint32_t wait;		  /* enum sn_wait: why the head waits */
 	uint32_t staged_to;	  /* the owner's: entries before this position were looked at by stage() */

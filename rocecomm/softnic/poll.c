@@ -119,6 +119,8 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 		else if (!sn_cq_give_back(ctx, e, valid ? priv : NULL))
 			return SKIP;
 	} else if (valid) {
+		uint32_t reaped = atomic_load_explicit(&priv->reaped, memory_order_relaxed);
+		atomic_store_explicit(&priv->reaped, reaped + 1, memory_order_release);
 		if ((int32_t)(e->entry - qp->sq.polled) < 0)
 			return SKIP;
 		qp->sq.polled = e->entry + 1;

@@ -51,6 +51,9 @@ static int empty_queues(struct sn_priv_qp *priv)
 	atomic_store(&qp->sq.completing, 0);
 	atomic_store(&qp->sq.help.ticket, 0);
 	qp->sq.polled = qp->sq.staged_to = 0;
+	atomic_store(&qp->sq.reported, 0);
+	atomic_store(&priv->reaped, 0);
+	atomic_store(&priv->stuck_since, 0);
 	atomic_store(&priv->mourning, false);
 	atomic_store(&priv->mourned, false);
 	priv->mourn_at = 0;

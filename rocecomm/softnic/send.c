@@ -95,17 +95,24 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 
 #define ROOM_WAIT_NS (SN_LOCK_WAIT_NS / 4)
 
-/* Room in the queue. The program may have polled the completion of an entry that its executor, in
- * another process, is just about to take out: then there is room in a moment, or when that process has
- * its CPU back. */
+/* Room in the queue: a signaled entry keeps its place until its completion is polled, so a completion queue
+ * made to measure does not overrun. The program may have polled the completion of an entry that its
+ * executor, in another process, is just about to take out: then there is room in a moment, or when that
+ * process has its CPU back. */
 bool sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
 {
 	struct sn_sq *sq = &priv->qp->sq;
 	uint64_t start = 0;
 	for (uint32_t tries = 0;; tries++) {
+		/* in this order: what changes in between makes the queue look fuller, never emptier */
+		uint32_t reaped = atomic_load_explicit(&priv->reaped, memory_order_acquire);
 		uint32_t head = atomic_load_explicit(&sq->head, memory_order_acquire);
-		if (tail - head < priv->init.cap.max_send_wr)
+		uint32_t unpolled = atomic_load_explicit(&sq->reported, memory_order_acquire) - reaped;
+		if (tail - head + unpolled < priv->init.cap.max_send_wr)
 			return true;
+		if (atomic_load_explicit(&sq->head, memory_order_acquire) != head ||
+		    atomic_load_explicit(&priv->reaped, memory_order_acquire) != reaped)
+			continue; /* then look again */
 		if (atomic_load_explicit(&sq->completing, memory_order_relaxed) != head + 1 ||
 		    !priv->init.cap.max_send_wr)
 			return false;

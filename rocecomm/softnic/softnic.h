@@ -147,6 +147,7 @@ struct sn_priv_qp {
 	sn_id stuck_holder;
 	uint32_t stuck_head;
 	uint64_t heap, heap_len;
+	_Atomic uint32_t reaped; /* completions of sends that were polled */
 	struct sn_free_list free;
 	/* of a receive queue whose entries are used in turn: how many came back, and flushes under way that have none */
 	_Atomic uint32_t given_back, without_entry;

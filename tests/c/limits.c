@@ -30,6 +30,7 @@ int main(void)
 	CHECK(ibv_post_send(e[1].qp, &wr, &bad) == EINVAL);
 	pair_close(e);
 
+	o.depth = 16;
 	pair_open(e, &o);
 	for (int i = 0; i < 9; i++)
 		CHECK(post(&e[0], IBV_WR_RDMA_WRITE, i, 0, 8, &e[1], 0) == 0); /* nine completions, room for eight */

@@ -41,7 +41,11 @@ int main(void)
 	o.depth = 4;
 	pair_open(e, &o);
 	find_queue();
-	for (unsigned i = 0; i < 4; i++)
+	/* the first without a completion: it leaves no trace but its place in the queue, as one that was polled */
+	struct ibv_sge s = sge_of(&e[0], 0, 8);
+	struct ibv_send_wr quiet = { .sg_list = &s, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+	CHECK(ibv_post_send(e[0].qp, &quiet, &bad) == 0);
+	for (unsigned i = 1; i < 4; i++)
 		CHECK(post(&e[0], IBV_WR_SEND, i, 0, 8, NULL, 0) == 0);
 	CHECK(post(&e[0], IBV_WR_SEND, 4, 0, 8, NULL, 0) == ENOMEM); /* full */
 	atomic_store(&qp->sq.completing, atomic_load(&qp->sq.head) + 1);
@@ -55,7 +59,7 @@ int main(void)
 		expect(&e[1], i, IBV_WC_SUCCESS);
 	CHECK(post_recv(&e[1], 4, 0, 64) == 0);
 	expect(&e[1], 4, IBV_WC_SUCCESS);
-	for (unsigned i = 0; i < 5; i++)
+	for (unsigned i = 1; i < 5; i++)
 		expect(&e[0], i, IBV_WC_SUCCESS);
 	atomic_store(&qp->sq.completing, 0);
 	pair_close(e);
