@@ -23,9 +23,11 @@ cd "$tree"
 log=$root/build/asan/build.log
 PYTHONPATH=$tree "$root/.venv/bin/python" setup.py build_ext --inplace >"$log" 2>&1 || { tail -n 40 "$log"; exit 1; }
 
-reports=$root/build/asan/report
-rm -f "$reports".*
-# every report goes to a file of its process: a child's would otherwise be lost
+# every report goes to a file of its process: a child's would otherwise be lost; some run as another user
+folder=$(mktemp -d /tmp/rocecomm-asan-XXXXXX)
+chmod 1777 "$folder"
+trap 'rm -rf "$folder"' EXIT
+reports=$folder/report
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:log_path=$reports
 export UBSAN_OPTIONS=print_stacktrace=1:log_path=$reports
 export PYTHONMALLOC=malloc PYTHONPATH=$tree ROCECOMM_TEST_SLOW=${ROCECOMM_TEST_SLOW:-4} ROCECOMM_TEST_SANITIZER=1

@@ -14,6 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/how-to/test-rdma-code-without-hardware.md"
 
 
+pytestmark = pytest.mark.skipif(
+    "ROCECOMM_TEST_SANITIZER" in os.environ,
+    reason="the page preloads the library as users do, and a sanitizer's runtime must come first")
+
+
 @pytest.fixture
 def newcomer(programs, tmp_path):
     """Runs a shell command as somebody does who has `rocecomm` in the PATH."""
