@@ -57,7 +57,7 @@ def programs(driver, rules, more, examples, shorten_for):
 
 @pytest.mark.timeout(200)
 def test_random_programs(driver, rules, more, scale):
-    programs(driver, rules, more, scale.rounds(200, 12), 10 * scale.time)
+    programs(driver, rules, more, scale.rounds(200, 5), 10 * scale.time)
 
 
 @pytest.mark.stress
