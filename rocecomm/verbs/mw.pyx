@@ -71,7 +71,7 @@ cdef class MW(Handle):
              access=IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, *, wr_id=0,
              flags=IBV_SEND_SIGNALED):
         """Posts a bind to `length` bytes (default: the rest) at `offset` of `mr`; returns the
-        window's new rkey. ``mr=None`` unbinds a window of type 1.
+        window's new rkey. ``mr=None`` unbinds a window of type 1 (not on rxe: its library crashes).
 
         `mr` needs IBV_ACCESS_MW_BIND, and IBV_ACCESS_LOCAL_WRITE where the peer may write. The
         completion (IBV_WC_BIND_MW) says whether it worked. Type 1 goes through ``ibv_bind_mw``, type
