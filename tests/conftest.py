@@ -8,6 +8,7 @@ is ``full`` or ``small``. ``ROCECOMM_TEST_REPORT=FILE`` writes how many tests wi
 ``ROCECOMM_TEST_WITHOUT=torch`` makes importing torch fail.
 """
 
+import atexit
 import dataclasses
 import faulthandler
 import json
@@ -120,6 +121,14 @@ def pytest_collection_modifyitems(config, items):
 SHM_ROOT = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 SHM = Path(tempfile.mkdtemp(prefix=f"rocecomm-test-{os.getpid()}-", dir=SHM_ROOT))
 os.environ["ROCECOMM_SOFT_DIR"] = str(SHM)
+
+
+@atexit.register
+def _leave(owner=os.getpid()):
+    """A session that only collects tears no fixture down."""
+    if os.getpid() == owner:
+        shutil.rmtree(SHM, ignore_errors=True)
+
 
 for _old in SHM.parent.glob("rocecomm-test-[0-9]*-*"):  # of sessions that were killed
     if not Path(f"/proc/{_old.name.split('-')[2]}").exists() and _old.stat().st_uid == os.getuid():
