@@ -1,6 +1,5 @@
 /* A file that the program maps itself, shared, and registers: peers map it too after a few uses. What
  * is written shows up in the file; once it is deregistered no peer and no descriptor keeps it. */
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 
@@ -8,16 +7,6 @@
 
 #define LEN (256u << 10)
 #define ROUNDS 8
-
-static int count_fds(void)
-{
-	int n = 0;
-	DIR *d = opendir("/proc/self/fd");
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
 
 static int mapped_files(void)
 {

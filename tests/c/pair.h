@@ -3,6 +3,7 @@
 #ifndef PAIR_H
 #define PAIR_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -220,6 +221,16 @@ static inline int same(const char *p, size_t n, unsigned seed)
 		if (p[i] != (char)(((i + seed) * 2654435761u) >> 24))
 			return 0;
 	return 1;
+}
+
+static inline int count_fds(void)
+{
+	int n = 0;
+	DIR *d = opendir("/proc/self/fd");
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
 }
 
 #endif
