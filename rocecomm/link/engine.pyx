@@ -3,11 +3,11 @@
 cimport cython
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
+from rocecomm.link.closing cimport finish
 from rocecomm.link.core cimport (
-    F_COLL, P_READY, R_CLOSED, SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t,
-    list_t, mark_dirty, peer_t, pthread_mutex_unlock, rc_lock, rc_now, req_end, req_t,
-    uint32_t, uint64_t, unlink, unx_t)
-from rocecomm.link.peer cimport break_peer, fail_group
+    SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t, peer_t, pthread_mutex_unlock,
+    rc_lock, rc_now, req_t, uint32_t, uint64_t, unx_t)
+from rocecomm.link.peer cimport fail_group
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once, wake
 from rocecomm.link.request cimport Request, start
 from rocecomm.link.setup cimport Links
@@ -308,7 +308,6 @@ cdef class Engine(Links):
         """Delivers what was sent, says goodbye, frees everything. Waits at most
         CLOSE_LIMIT seconds; requests that have not ended by then end with ClosedError."""
         cdef engine_t *e = self.e
-        cdef int i
         cdef int64_t limit
         if not self.is_open or self.foreign:
             return
@@ -325,19 +324,7 @@ cdef class Engine(Links):
                 pthread_mutex_unlock(&e.mutex)
                 usleep(100)
                 rc_lock(&e.mutex, &e.want)
-            flush(e, limit)
-            for i in range(e.size):
-                e.peers[i].goodbye_due = e.peers[i].state == P_READY
-                if e.peers[i].goodbye_due:
-                    # its completion proves that all before it has arrived
-                    e.peers[i].sq_signal = e.peers[i].sq_head - e.peers[i].sq_depth
-                    mark_dirty(e, &e.peers[i])
-            # even when the time is up: the others shall hear it rather than find us dead
-            flush(e, max(limit, rc_now() + 500000000))
-            for i in range(e.size):
-                end_all(e, &e.peers[i])
-            while e.any_posted.head != NULL:
-                end_one(e, &e.any_posted, e.any_posted.head)
+            finish(e, limit)
             e.closed = True
             pthread_mutex_unlock(&e.mutex)
         self.reap()
@@ -346,67 +333,3 @@ cdef class Engine(Links):
 
 cdef str sig_name(object op):
     return op if isinstance(op, str) else OPERATIONS[op] if 0 <= op < len(OPERATIONS) else str(op)
-
-
-cdef void end_one(engine_t *e, list_t *l, req_t *r) noexcept nogil:
-    unlink(l, r)
-    req_end(e, r, R_CLOSED)
-
-
-cdef void end_all(engine_t *e, peer_t *p) noexcept nogil:
-    """Ends what close() could not wait for; first the peer loses access to our memory."""
-    if p.state == P_READY and (p.announced.head != NULL or p.pulls.head != NULL
-                               or p.reading.head != NULL):
-        break_peer(e, p, -3, -1, 0, 0, 0)
-    while p.sends.head != NULL:
-        end_one(e, &p.sends, p.sends.head)
-    while p.announced.head != NULL:
-        end_one(e, &p.announced, p.announced.head)
-    while p.posted.head != NULL:
-        end_one(e, &p.posted, p.posted.head)
-    while p.pulls.head != NULL:
-        end_one(e, &p.pulls, p.pulls.head)
-    while p.reading.head != NULL:
-        end_one(e, &p.reading, p.reading.head)
-
-
-cdef bint announced_for_use(engine_t *e, peer_t *p) noexcept nogil:
-    """Whether the peer may still want an announced message: none of a group that failed."""
-    cdef req_t *r = p.announced.head
-    cdef group_t *g
-    while r != NULL:
-        g = find_group(e, r.group, False) if r.flags & F_COLL else NULL
-        if g == NULL or not g.aborted:
-            return True
-        r = r.next
-    return False
-
-
-cdef bint busy(engine_t *e) noexcept nogil:
-    cdef int i
-    cdef peer_t *p
-    for i in range(e.size):
-        p = &e.peers[i]
-        if p.state != P_READY:
-            continue
-        if (p.sends.head != NULL or announced_for_use(e, p) or p.pulls.head != NULL
-                or p.reading.head != NULL or p.ctl_head != NULL or p.goodbye_due):
-            return True
-        # entries behind the last signalled one are never reported; GOODBYE is signalled
-        if p.sq_tail != p.sq_head and e.closing and p.sq_signal - p.sq_tail < p.sq_head - p.sq_tail:
-            return True
-    return False
-
-
-cdef void flush(engine_t *e, int64_t limit) noexcept nogil:
-    """Moves traffic until nothing is under way, or `limit`."""
-    cdef int idle = 0
-    while busy(e) and rc_now() < limit and not e.fatal:
-        if poll_once(e, True) > 0 or e.more:
-            idle = 0
-            continue
-        idle += 1
-        if idle > 200:
-            pthread_mutex_unlock(&e.mutex)
-            usleep(100)
-            rc_lock(&e.mutex, &e.want)

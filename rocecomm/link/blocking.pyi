@@ -1,0 +1,1 @@
+"""Blocking send and receive; nothing for Python."""

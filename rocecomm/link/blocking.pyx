@@ -1,0 +1,254 @@
+# cython: language_level=3
+"""Blocking send and receive: the common case straight to the post, the rest waits.
+
+The GIL stays held until there is something to wait for, so an ordinary array needs no
+export up to then.
+"""
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+from rocecomm.link.base cimport Base, hold, mem_t, plain_array
+from rocecomm.link.core cimport (
+    F_ANYTAG, F_BLOCKING, F_OWN_MR, F_WAITS, K_RECV, K_SEND, P_READY, R_CANCELLED, R_OK, S_ANNOUNCED,
+    S_DONE, engine_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_now, req_end, req_free,
+    req_new, req_t, req_unregister, unlink)
+from rocecomm.link.match cimport unpost_receive
+from rocecomm.link.peer cimport eager_credit, post_message
+from rocecomm.link.progress cimport W_TIMEOUT, poll_once
+from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
+from rocecomm.link.wire cimport EAGER, rc_header
+from rocecomm.verbs.buffer cimport Buffer
+from rocecomm.verbs.libibverbs cimport ibv_mr
+
+from ..config import USE_CONFIG
+
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int) noexcept
+
+cdef extern from "Python.h":
+    ctypedef struct PyThreadState:
+        pass
+    ctypedef struct PyInterpreterState:
+        pass
+    PyThreadState *PyThreadState_Get() noexcept
+    PyInterpreterState *PyThreadState_GetInterpreter(PyThreadState *) noexcept
+    PyThreadState *PyInterpreterState_ThreadHead(PyInterpreterState *) noexcept
+    PyThreadState *PyThreadState_Next(PyThreadState *) noexcept
+
+cdef enum:
+    # Polls with the GIL held before a receive prepares to wait: about 2 microseconds.
+    QUICK_POLLS = 100
+
+cdef int64_t WITHDRAW_GRACE = 1000000000
+
+
+cdef inline bint only_thread() noexcept:
+    """Whether no other Python thread exists that could receive what this one waits for."""
+    cdef PyThreadState *first = PyInterpreterState_ThreadHead(
+        PyThreadState_GetInterpreter(PyThreadState_Get()))
+    return PyThreadState_Next(first) == NULL
+
+
+cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except -1:
+    """What `Communicator.send` does: a small message goes straight to the post."""
+    cdef engine_t *e = g.e
+    cdef mem_t m
+    cdef Buffer held = None
+    cdef rc_header h
+    cdef peer_t *p
+    cdef int rc
+    if not plain_array(buf, False, &m):
+        held = hold(buf, False, &m)
+    if timeout is not USE_CONFIG:
+        g.until(timeout)
+    g.enter()
+    p = &e.peers[peer]
+    if (m.n <= e.eager_limit and p.state == P_READY and p.sends.head == NULL
+            and eager_credit(p)):
+        memset(&h, 0, sizeof(h))
+        h.kind = EAGER
+        h.tag = tag
+        h.size = m.n
+        h.dtype = m.dtype
+        h.seq = p.send_seq
+        rc = post_message(e, p, &h, m.ptr, m.n)
+        if rc == 1:
+            p.send_seq += 1
+            p.eager_sent += 1
+            e.bytes_sent += m.n
+            e.messages_sent += 1
+            poll_once(e, False)
+            g.leave()
+            return 0
+    g.leave()
+    send_slowly(g, buf, held, peer, tag, timeout)
+
+
+cdef object send_slowly(Base g, object buf, Buffer held, int peer, uint64_t tag, object timeout):
+    """A large message, or one that has to wait."""
+    cdef engine_t *e = g.e
+    cdef mem_t m
+    cdef req_t *r
+    cdef int64_t deadline = g.until(timeout)
+    cdef int result
+    cdef object entry = None
+    cdef bint plain = held is None and plain_array(buf, False, &m)
+    if not plain or (g.cache is not None and m.n > e.eager_limit):
+        plain = False
+        held = hold(buf if held is None else held, False, &m)
+        if g.cache is not None and m.n > e.eager_limit:
+            entry = g.cache.find(held)
+    g.enter()
+    r = req_new(e)
+    if r == NULL:
+        g.leave()
+        raise MemoryError("send: no memory for another message")
+    r.kind = K_SEND
+    r.buf = m.ptr
+    r.size = m.n
+    r.dtype = m.dtype
+    r.peer = peer
+    r.source = e.rank
+    r.tag = tag
+    r.flags = F_WAITS | F_BLOCKING if only_thread() else F_WAITS
+    if entry is not None:
+        r.lkey, r.rkey = entry.lkey, entry.rkey
+        r.mr = <ibv_mr *><size_t>entry.handle
+    start_send(e, &e.peers[peer], r)
+    g.leave()
+    try:
+        if plain:
+            held = hold(buf, False, &m)     # while the announcement travels; the GIL was held
+        if r.state != S_DONE:
+            result = g.wait_reqs(&r, 1, False, deadline)
+            if result == W_TIMEOUT and not take_back(g, r):
+                raise g.timeout_error("send", peer, timeout)
+        error = g.error_of(r, "send")
+        if error is not None:
+            if r.state == S_DONE and r.status == R_CANCELLED:
+                error = g.timeout_error("send", peer, timeout)
+            raise error
+    except BaseException:
+        if r.state != S_DONE:           # a signal's handler raised
+            take_back(g, r)
+        raise
+    finally:
+        g.release(r, (held, entry))
+
+
+cdef bint take_back(Base g, req_t *r):
+    """Withdraws a send; True if it is over: withdrawn, or after all received.
+
+    A receiver that is not in a call cannot answer. Then the registration goes, so nothing
+    reads the buffer that the caller is about to get back.
+    """
+    cdef engine_t *e = g.e
+    cdef int64_t limit = rc_now() + WITHDRAW_GRACE
+    cdef bint over
+    with nogil:
+        pthread_mutex_lock(&e.mutex)
+        if not e.closing:
+            poll_once(e, True)
+            if r.state != S_DONE:
+                withdraw(e, r)
+        while r.state != S_DONE and rc_now() < limit and not e.closing:
+            poll_once(e, True)
+            pthread_mutex_unlock(&e.mutex)
+            usleep(200)
+            pthread_mutex_lock(&e.mutex)
+        if r.state == S_ANNOUNCED and r.flags & F_OWN_MR and req_unregister(e, r):
+            unlink(&e.peers[r.peer].announced, r)
+            req_end(e, r, R_CANCELLED)
+        over = r.state == S_DONE
+        pthread_mutex_unlock(&e.mutex)
+    return over
+
+
+cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag,
+                        object timeout, str what) except -1:
+    cdef engine_t *e = g.e
+    cdef mem_t m
+    cdef Buffer held = None
+    cdef req_t *r
+    cdef int64_t deadline
+    cdef int result
+    cdef int i
+    cdef Py_ssize_t got
+    cdef object entry = None
+    if not plain_array(buf, True, &m):
+        held = hold(buf, True, &m)
+    if timeout is not USE_CONFIG:
+        g.until(timeout)
+    if g.cache is not None and m.n > e.eager_limit:
+        held = hold(buf if held is None else held, True, &m)
+        entry = g.cache.find(held)
+    g.enter()
+    r = req_new(e)
+    if r == NULL:
+        g.leave()
+        raise MemoryError("recv: no memory for another message")
+    r.kind = K_RECV
+    r.buf = m.ptr
+    r.size = m.n
+    r.dtype = m.dtype
+    r.peer = peer
+    r.source = -1
+    r.tag = tag
+    if any_tag:
+        r.flags |= F_ANYTAG
+    if entry is not None:
+        r.lkey, r.rkey = entry.lkey, entry.rkey
+        r.mr = <ibv_mr *><size_t>entry.handle
+    start_receive(e, r, False)
+    i = 0
+    # the common case in a few microseconds: with the GIL, without an export
+    while r.state != S_DONE and i < QUICK_POLLS and not e.more:
+        poll_once(e, False)
+        i += 1
+    if r.state == S_DONE and r.status == R_OK:
+        got = r.got
+        req_free(e, r)
+        g.leave()
+        return got
+    g.leave()
+    try:
+        if r.state != S_DONE:
+            if held is None:
+                held = hold(buf, True, &m)      # from here on others may run
+            deadline = g.until(timeout)
+            result = g.wait_reqs(&r, 1, False, deadline)
+            if result == W_TIMEOUT and not give_up(g, r):
+                raise g.timeout_error(what, r.source if r.source >= 0 else peer, timeout)
+        error = g.error_of(r, what)
+        if error is not None:
+            if r.state == S_DONE and r.status == R_CANCELLED:
+                error = g.timeout_error(what, peer, timeout)
+            raise error
+        return r.got
+    except BaseException:
+        if r.state != S_DONE:
+            give_up(g, r)
+        raise
+    finally:
+        g.release(r, (held, entry))
+
+
+cdef bint give_up(Base g, req_t *r):
+    """Withdraws a receive; True if it is over. One whose read was posted ends first: that
+    is bounded by the transport's deadline."""
+    cdef engine_t *e = g.e
+    cdef int64_t limit = rc_now() + <int64_t>(g.config.dead_after * 2e9)
+    cdef bint over
+    with nogil:
+        pthread_mutex_lock(&e.mutex)
+        if not e.closing:
+            poll_once(e, True)
+        if unpost_receive(e, r):
+            req_end(e, r, R_CANCELLED)
+        while r.state != S_DONE and rc_now() < limit and not e.closing:
+            if poll_once(e, True) == 0 and not e.more:
+                pthread_mutex_unlock(&e.mutex)
+                usleep(50)
+                pthread_mutex_lock(&e.mutex)
+        over = r.state == S_DONE
+        pthread_mutex_unlock(&e.mutex)
+    return over
