@@ -47,9 +47,9 @@ tsan: ## the C tests under the thread sanitizer
 	@tools/setup.sh
 	@SAN=thread $(PY) tools/ctest.py $(ARGS)
 
-bench: ## send/recv side by side with MPI, in one run
-	@tools/setup.sh test torch mpi
-	$(PY) benchmarks/latency.py $(ARGS)
+bench: ## rocecomm against MPI, gloo, pyzmq, UCXX and perftest, in one run; ARGS='--rows PATTERN'
+	@tools/setup.sh torch mpi perftest plot bench
+	$(PY) benchmarks/run.py $(ARGS)
 
 bench-softnic: ## perftest on soft0 against raw C loops, in one run; ARGS='--rows PATTERN'
 	@tools/setup.sh perftest

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Set-up for the Makefile: Debian packages that are missing, .venv, and the build.
 #
-#     tools/setup.sh [GROUP...]       groups: demo test stock torch mpi roce perftest plot lint
+#     tools/setup.sh [GROUP...]       groups: demo test stock torch mpi roce perftest bench plot lint
 #
 # Idempotent, and quick when nothing is to be done. PYTHON=/path/to/python3 chooses the
 # interpreter (3.10 to 3.13); it counts when .venv is made. TORCH=0 leaves torch out.
@@ -117,6 +117,11 @@ if wants torch && [ "${TORCH:-1}" != 0 ]; then
     group torch 'torch==2.13.0'
 fi
 if wants mpi; then group mpi 'mpi4py>=4' openmpi; fi
+if wants bench; then
+    # further competitors of `make bench`, which leaves out what is not there
+    (group zmq 'pyzmq>=26') || say "the benchmarks run without pyzmq"
+    (group ucxx 'ucxx-cu12>=0.45') || say "the benchmarks run without UCXX"
+fi
 if wants roce; then group roce 'virtme-ng>=1.33'; fi
 if wants plot; then group plot 'matplotlib>=3.8'; fi
 if wants lint; then group lint 'ruff>=0.6' 'mypy>=1.11'; fi

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""make bench: rocecomm side by side with its competitors, turn by turn in one run.
+
+    python benchmarks/run.py [--rows REGEX] [--rounds N] [--device soft0]
+                             [--json FILE] [--markdown FILE] [--plot FILE] [--check] [--list]
+
+Every group of rows is a module of benchmarks/ (README.md there says how one is written). In every
+round all competitors take their turn, and sleep while the others are measured. Printed are medians
+over the rounds with the 10th and 90th percentile, the median of the rounds' ratios, and the target.
+Absolute figures move with the machine; ratios of one run count. ``--markdown`` puts the tables into
+a page, between the two comment lines that mark their place; ``--plot`` draws latency by size (needs
+matplotlib). ``--check`` makes a missed target exit status 1; a row that fails always does.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)      # in place of benchmarks/ itself, whose names are not to be imported
+
+from benchmarks import figures, page, processes  # noqa: E402
+
+#: the groups of ``make bench``, in the page's order
+GROUPS = ("messages", "bandwidth", "verbs_python", "asyncio_pingpong", "vectored_read", "memory")
+
+
+def load(names):
+    """The group modules."""
+    return [importlib.import_module(f"benchmarks.{name}") for name in names
+            if (ROOT / "benchmarks" / f"{name}.py").exists()]
+
+
+def run(modules, rounds, device, pattern):
+    """Measures and prints; returns [(module, rows, failures)]."""
+    results = []
+    wanted = lambda name: re.search(pattern, name) is not None   # noqa: E731
+    print(page.line(page.HEAD), flush=True)
+    for module in modules:
+        if not any(map(wanted, module.ROWS)):
+            continue
+        rows, failures, start = [], [], time.monotonic()
+        print(f"-- {module.TITLE}", flush=True)
+        try:
+            for row in module.measure(rounds, device, wanted):
+                if isinstance(row, str):        # why a row could not be measured
+                    failures.append(row)
+                    print(f"not measured: {row}", flush=True)
+                    continue
+                rows.append(row)
+                print(page.line(figures.cells(row)) + (f"  {row['note']}" if row["note"] else ""), flush=True)
+        except (figures.Missing, processes.Failed) as failure:
+            failures.append(str(failure))
+            print(f"not measured: {failure}", flush=True)
+        print(f"   {time.monotonic() - start:.0f} s", flush=True)
+        results.append((module, rows, failures))
+    return results
+
+
+def parser():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("--rows", default="", help="regular expression on the rows' names")
+    p.add_argument("--rounds", type=int, default=9)
+    p.add_argument("--device", default="soft0")
+    p.add_argument("--json", help="write all figures to this file")
+    p.add_argument("--markdown", help="put the tables into this page")
+    p.add_argument("--plot", help="draw latency by size into this file (svg or png)")
+    p.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
+    p.add_argument("--list", action="store_true", help="only list the rows")
+    return p
+
+
+def main(argv=None, groups=GROUPS, which="make bench"):
+    args = parser().parse_args(argv)
+    modules = load(groups)
+    if args.list:
+        print("\n".join(name for module in modules for name in module.ROWS if re.search(args.rows, name)))
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # so that nothing stays behind
+    start = time.monotonic()
+    head = f"Machine: {page.machine(args.device)}."
+    print(f"{head}\n{args.rounds} rounds, load {os.getloadavg()[0]:.1f}")
+    results = run(modules, args.rounds, args.device, args.rows)
+    rows = [row for _, rows, _ in results for row in rows]
+    failures = [failure for *_, failures in results for failure in failures]
+    judged = [row for row in rows if row["pass"] is not None]
+    missed = [row for row in judged if not row["pass"]]
+    print(f"{len(judged) - len(missed)} of {len(judged)} rows with a target pass, {len(missed)} miss it, "
+          f"{len(failures)} could not be measured; {time.monotonic() - start:.0f} s")
+    head += f" Medians of {args.rounds} rounds, in brackets the 10th and 90th percentile."
+    if args.json:
+        Path(args.json).write_text(json.dumps(
+            {"machine": head, "device": args.device, "rounds": args.rounds, "failures": failures,
+             "rows": [{"group": module.__name__.rpartition(".")[2], **row}
+                      for module, rows, _ in results for row in rows]}, indent=1) + "\n")
+    if args.markdown:
+        page.write(args.markdown, which, page.block(
+            [(module.TITLE, module.TEXT, rows, failures) for module, rows, failures in results], head))
+    if args.plot:
+        from benchmarks import plot
+        plot.draw(rows, args.plot)
+    if not rows:
+        return 2
+    return 1 if args.check and missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
