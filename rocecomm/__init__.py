@@ -23,6 +23,7 @@ from .errors import (
     VerbsError,
 )
 from .link.arrays import empty
+from .link.region import RegisteredBuffer, RemoteBuffer
 from .link.request import Request
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ANY_SOURCE", "ANY_TAG", "ClosedError", "Communicator", "CompletionError", "Config",
     "ConfigError", "DeviceNotFoundError", "JoinError", "MessageTruncatedError",
-    "MismatchError", "PeerDeadError", "Request", "RocecommError", "TimeoutError",
+    "MismatchError", "PeerDeadError", "RegisteredBuffer", "RemoteBuffer", "Request",
+    "RocecommError", "TimeoutError",
     "VerbsError", "empty", "init",
 ]

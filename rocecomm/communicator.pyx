@@ -3,6 +3,7 @@
 cimport cython
 from rocecomm.link.blocking cimport receive, send
 from rocecomm.link.engine cimport Engine
+from rocecomm.link.region cimport open_descriptor, register
 from rocecomm.link.request cimport Request, start
 
 from .config import USE_CONFIG, Config, check_timeout
@@ -174,6 +175,31 @@ cdef class Communicator:
         Nothing to do on devices where registering costs nothing.
         """
         self.engine.trim()
+
+    # -------------------------------------------------------------------------- memory
+    def register(self, buf, access=None):
+        """Registers memory for peers and for own transfers: ``link.region.RegisteredBuffer``.
+
+        `buf`: as for :meth:`send`, at least one byte (ibv_reg_mr). It is held until the
+        registration is closed. `access`: what peers may do, a string of 'r' (read), 'w' (write)
+        and 'a' (atomic operations), or AccessFlags; default "rwa", and "r" where the memory is
+        read-only. The same memory may be registered several times; each registration has keys and
+        a life of its own.
+
+        Raises BufferError or TypeError (unsuitable or read-only memory), ValueError (access, no
+        bytes), VerbsError (the device refuses; ENOMEM: the limit on locked memory), ClosedError.
+        """
+        return register(self.engine, buf, access)
+
+    def open(self, descriptor):
+        """What a rank needs to use memory of another: ``link.region.RemoteBuffer``.
+
+        `descriptor`: the bytes that ``RegisteredBuffer.descriptor()`` returned there. One-sided
+        calls take the bytes as well; opening them once saves the check. Raises ValueError for
+        bytes that were changed, belong to another job or communicator or version; TypeError;
+        ClosedError.
+        """
+        return open_descriptor(self.engine, descriptor)
 
     # --------------------------------------------------------------------- collectives
     def all_reduce(self, buf, op="sum", *, out=None, timeout=USE_CONFIG):

@@ -32,6 +32,10 @@ cdef class Base:
     cdef object memory_mr
     cdef dict qps
     cdef object cache
+    cdef bytes secret           # key for descriptors, made from the job's secret
+    cdef uint64_t generation    # registrations made so far
+    cdef list held              # MRs that a stopped peer kept from being deregistered
+    cdef dict remotes           # descriptor -> RemoteBuffer, of those opened last
     cdef object info            # what wire-up agreed on, for people
     cdef double seconds
     cdef object __weakref__

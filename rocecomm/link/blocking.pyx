@@ -14,10 +14,11 @@ from rocecomm.link.core cimport (
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.peer cimport eager_credit, post_message
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
+from rocecomm.link.region cimport covering
 from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
 from rocecomm.link.wire cimport EAGER, rc_header
 from rocecomm.verbs.buffer cimport Buffer
-from rocecomm.verbs.libibverbs cimport ibv_mr
+from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_mr
 
 from ..config import USE_CONFIG
 
@@ -95,8 +96,8 @@ cdef object send_slowly(Base g, object buf, Buffer held, int peer, uint64_t tag,
     if not plain or (g.cache is not None and m.n > e.eager_limit):
         plain = False
         held = hold(buf if held is None else held, False, &m)
-        if g.cache is not None and m.n > e.eager_limit:
-            entry = g.cache.find(held)
+        if m.n > e.eager_limit:
+            entry = covering(g, buf, held, IBV_ACCESS_REMOTE_READ)
     g.enter()
     r = req_new(e)
     if r == NULL:
@@ -178,9 +179,9 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
         held = hold(buf, True, &m)
     if timeout is not USE_CONFIG:
         g.until(timeout)
-    if g.cache is not None and m.n > e.eager_limit:
+    if (g.cache is not None or held is not None) and m.n > e.eager_limit:
         held = hold(buf if held is None else held, True, &m)
-        entry = g.cache.find(held)
+        entry = covering(g, buf, held, IBV_ACCESS_LOCAL_WRITE)
     g.enter()
     r = req_new(e)
     if r == NULL:

@@ -9,6 +9,7 @@ from rocecomm.link.core cimport (
     rc_lock, rc_now, req_t, uint32_t, uint64_t, unx_t)
 from rocecomm.link.peer cimport fail_group
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once, wake
+from rocecomm.link.region cimport retry_held
 from rocecomm.link.request cimport Request, start
 from rocecomm.link.setup cimport Links
 from rocecomm.link.wire cimport describe_sig, same_sig, sig_of, sig_t
@@ -262,6 +263,8 @@ cdef class Engine(Links):
 
     def trim(self):
         """Empties the registration cache."""
+        self.ensure()
+        retry_held(self)
         if self.cache is not None:
             self.cache.trim(0)
 

@@ -8,8 +8,9 @@ from rocecomm.link.core cimport (
     req_t, sig_t)
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
+from rocecomm.link.region cimport covering
 from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
-from rocecomm.verbs.libibverbs cimport ibv_mr
+from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_mr
 
 from ..config import USE_CONFIG
 
@@ -173,8 +174,9 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
                          f"{m.n} bytes")
     if nbytes < 0:
         nbytes = m.n - offset
-    if engine.cache is not None and <uint64_t>nbytes > engine.e.eager_limit:
-        q.entry = engine.cache.find(q.buffer)
+    if <uint64_t>nbytes > engine.e.eager_limit:
+        q.entry = covering(engine, buf, q.buffer,
+                           IBV_ACCESS_LOCAL_WRITE if receiving else IBV_ACCESS_REMOTE_READ)
     engine.enter()
     r = req_new(engine.e)
     if r == NULL:

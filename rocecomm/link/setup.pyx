@@ -50,6 +50,8 @@ cdef class Links(Base):
         e.rank = self.rank
         e.size = self.size
         e.instance = secrets.randbits(63) | 1
+        self.secret = getattr(group, "secret", b"")
+        self.held, self.remotes = [], {}
         e.eager_limit = config.eager_limit
         e.slot_size = (sizeof(rc_header) + max(config.eager_limit, sizeof(abort_t)) + 63) & ~63
         self.reg_free = bool(e.ops.reg_is_free())

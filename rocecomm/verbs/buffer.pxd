@@ -25,4 +25,9 @@ cdef class Buffer:
     cdef int release_now(self) except -1
 
 
+# Base of classes above that hold memory already: `acquire` takes what `lend` returns.
+cdef class Lender:
+    cdef Buffer lend(self, bint writable)
+
+
 cdef Buffer acquire(object obj, bint writable)

@@ -145,6 +145,14 @@ cdef class Buffer:
         return f"<Buffer {state}{', read-only' if self.readonly else ''}>"
 
 
+@cython.auto_pickle(False)
+cdef class Lender:
+    """Base of objects that hold memory and lend it: see `acquire`."""
+
+    cdef Buffer lend(self, bint writable):
+        raise NotImplementedError
+
+
 cdef Buffer acquire(object obj, bint writable):
     """Takes hold of the memory of `obj`; see the module's text."""
     cdef Buffer b = Buffer.__new__(Buffer)
@@ -157,6 +165,8 @@ cdef Buffer acquire(object obj, bint writable):
     if kind is bytes or kind is bytearray or kind is memoryview:
         from_protocol(b, obj, writable)
         return b
+    if isinstance(obj, Lender):
+        return (<Lender>obj).lend(writable)
     torch = sys.modules.get("torch")
     if torch is not None:
         tensor = getattr(torch, "Tensor", None)     # None while torch is being imported
@@ -256,7 +266,8 @@ cdef int from_torch(Buffer b, object torch, object t, bint writable) except -1:
     if t.is_conj() or t.is_neg():
         raise BufferError("a lazily conjugated or negated tensor does not hold its values in "
                           "memory; pass tensor.resolve_conj().resolve_neg()")
-    if writable and t.requires_grad and not t.is_leaf:
+    cdef bint computed = t.requires_grad and not t.is_leaf
+    if writable and computed:
         raise BufferError(
             "a tensor that autograd computed (requires_grad, not a leaf) cannot be written to "
             "behind autograd's back; pass tensor.detach() if that is what you want")
@@ -278,6 +289,7 @@ cdef int from_torch(Buffer b, object torch, object t, bint writable) except -1:
     b.exporter = lent
     take_view(b, lent, writable)
     b.dims, b.dtype_name, b.itemsize = shape, dtype, t.element_size()
+    b.readonly = b.readonly or computed     # nobody writes there behind autograd's back
     return 0
 
 
