@@ -4,7 +4,7 @@ from rocecomm.link.core cimport (
     F_COLL, P_READY, R_CLOSED, engine_t, find_group, group_t, int64_t, list_t, mark_dirty, peer_t,
     pthread_mutex_unlock, rc_lock, rc_now, req_end, req_t, unlink)
 from rocecomm.link.peer cimport break_peer
-from rocecomm.link.progress cimport poll_once
+from rocecomm.link.progress cimport heartbeats, poll_once
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int) noexcept
@@ -61,7 +61,7 @@ cdef bint busy(engine_t *e) noexcept nogil:
 
 
 cdef void flush(engine_t *e, int64_t limit) noexcept nogil:
-    """Moves traffic until nothing is under way, or `limit`."""
+    """Moves traffic until nothing is under way, or `limit`. Asks silent peers as every wait does."""
     cdef int idle = 0
     while busy(e) and rc_now() < limit and not e.fatal:
         if poll_once(e, True) > 0 or e.more:
@@ -69,6 +69,7 @@ cdef void flush(engine_t *e, int64_t limit) noexcept nogil:
             continue
         idle += 1
         if idle > 200:
+            heartbeats(e, rc_now())
             pthread_mutex_unlock(&e.mutex)
             usleep(100)
             rc_lock(&e.mutex, &e.want)

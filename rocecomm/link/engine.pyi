@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..config import Config
+from ..verbs.qp import QP
 from .request import Request
 from .setup import Links
 
@@ -71,6 +72,8 @@ class Engine(Links):
         """Empties the registration cache."""
     def describe(self) -> dict:
         """What wire-up agreed on: rank -> wireup.Agreement."""
+    def queue_pairs(self) -> dict[int, QP]:
+        """The queue pair to every other rank, for tests and debugging."""
     def peers(self) -> list[dict]:
         """State of every connection, for debugging."""
     @property

@@ -280,6 +280,10 @@ cdef class Engine(Links):
         """What wire-up agreed on: rank -> Agreement (mtu, gids, outstanding reads)."""
         return dict(self.info)
 
+    def queue_pairs(self):
+        """The queue pair to every other rank, for tests and debugging: rank -> verbs.QP."""
+        return dict(self.qps)
+
     @property
     def closed(self):
         return not self.is_open

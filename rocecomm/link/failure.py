@@ -5,7 +5,6 @@ Pure functions of what the engine found; they name no device kind and touch no v
 
 import os
 
-from ..enums import WCStatus
 from ..errors import (
     ClosedError,
     CompletionError,
@@ -16,25 +15,11 @@ from ..errors import (
     TimeoutError,
     VerbsError,
 )
+from .statuses import CLOSED, OUT_OF_SEQUENCE, POST_FAILED, operation
+from .statuses import status as status_of
 
 __all__ = ["aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "lost_peer",
            "no_memory", "registration", "size", "timed_out", "truncated"]
-
-#: What a completion status most often means between two ranks, and what helps.
-_CAUSES = {
-    "IBV_WC_LOC_PROT_ERR": "the local buffer was unmapped or its registration removed while in use",
-    "IBV_WC_LOC_LEN_ERR": "a message was longer than a receive slot: the ranks' EAGER_LIMIT differ",
-    "IBV_WC_LOC_ACCESS_ERR": "the local buffer does not allow the access",
-    "IBV_WC_REM_ACCESS_ERR": "the peer's memory is no longer registered: its send timed out or was "
-                             "interrupted, or its memory was freed",
-    "IBV_WC_REM_INV_REQ_ERR": "the peer's device refused the request as malformed",
-    "IBV_WC_REM_OP_ERR": "the peer's device could not carry out the request",
-    "IBV_WC_RNR_RETRY_EXC_ERR": "the peer posted no receive in time",
-    "IBV_WC_WR_FLUSH_ERR": "the connection was in error already",
-}
-
-_OPERATIONS = {16: "send", 17: "send", 18: "read of the peer's buffer", 19: "heartbeat",
-               20: "status read", 128: "receive"}
 
 
 def size(n):
@@ -53,29 +38,30 @@ def lost_peer(what, rank, device, *, status, opcode, vendor, err, nbytes, left, 
             f"{what}: rank {rank} has closed its communicator on {device}, so nothing can be "
             "exchanged with it any more; let all ranks agree on when the last message is sent",
             peer=rank)
-    if status == -1:
+    row = status_of(status)
+    why = f"{row.meaning}: {row.cause}; {row.remedy}"
+    if status == POST_FAILED:
         return VerbsError(
             f"{what}: posting {size(nbytes)} to rank {rank} on {device} failed with "
-            f"{os.strerror(err)}, so its connection is closed; start the job again",
+            f"{os.strerror(err)}, which closed its connection: {why}",
             verb="ibv_post_send", errno=err, device=device)
-    if status == -2:
+    if status == OUT_OF_SEQUENCE:
         return RocecommError(
             f"{what}: rank {rank} sent {size(nbytes)} on {device} that are not the next message of "
-            "this connection, so it is closed; check that all ranks run the same rocecomm")
-    operation = _OPERATIONS.get(opcode, "transfer")
-    try:
-        name = WCStatus(status).name
-    except ValueError:
-        name = f"status {status}"
-    if name in ("IBV_WC_RETRY_EXC_ERR", "IBV_WC_RESP_TIMEOUT_ERR"):
+            f"this connection, so it is closed: {row.cause}; {row.remedy}")
+    if status == CLOSED:
+        return ClosedError(
+            f"{what}: the communicator on {device} was closed while the transfer with rank {rank} was "
+            f"under way: {row.cause}; {row.remedy}")
+    request = f"a {operation(opcode)} of {size(nbytes)}" if nbytes else f"a {operation(opcode)}"
+    if row.dead:
         return PeerDeadError(
-            f"{what}: rank {rank} does not answer on {device} ({name} on a {operation}, looked for "
-            f"every second, given up within {dead_after:g} s): its process died or its network is "
-            "gone; look at its output and start the job again", peer=rank)
-    cause = _CAUSES.get(name, "see docs/reference/errors.md")
+            f"{what}: rank {rank} does not answer on {device} ({row.name} on {request}, looked for "
+            f"every second, given up within {dead_after:g} s): {row.cause}; {row.remedy}", peer=rank)
+    code = f" (vendor code {vendor:#x})" if vendor else ""
     return CompletionError(
-        f"{what}: the connection to rank {rank} on {device} broke: {name} on a {operation} of "
-        f"{size(nbytes)}: {cause}", status=status, opcode=opcode, vendor_err=vendor, peer=rank)
+        f"{what}: the connection to rank {rank} on {device} broke, as {request} ended with {row.name}"
+        f"{code}: {why}", status=status, opcode=opcode, vendor_err=vendor, peer=rank)
 
 
 def timed_out(what, rank, device, seconds, state, detail):
