@@ -55,7 +55,7 @@ def inject(status, **options):
 
 
 def raised(call, *args, **options):
-    with pytest.raises((rocecomm.RocecommError)) as caught:
+    with pytest.raises(rocecomm.RocecommError) as caught:
         call(*args, **options)
     return caught.value
 
