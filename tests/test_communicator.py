@@ -31,7 +31,8 @@ def every_size(comm, sizes):
 @pytest.mark.timeout(120)
 def test_sizes_around_every_limit(world, scale):
     sizes = scale.sizes(0, 1, 2, 7, 127, 128, 129, 4096, 8088, 8191, 8192, 8193, 8296, 65536,
-                        (1 << 20) - 1, (8 << 20) - 1, 8 << 20, (8 << 20) + 1, (16 << 20) + 5, 64 << 20)
+                        (1 << 20) - 1, 8 << 20, (16 << 20) - 1, 16 << 20, (16 << 20) + 1,
+                        (16 << 20) + 5, 64 << 20)
     assert world(2, every_size, sizes, timeout=80)[1] == sum(sizes)
 
 

@@ -34,6 +34,10 @@ cdef extern from *:
         struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t);
         return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
     }
+    static inline int64_t rc_cpu_now(void) {   /* CPU time of this thread; a system call */
+        struct timespec t; clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
     static inline uint64_t rc_stamp(void) {    /* wall clock, about 4 ms fine, cheap */
         struct timespec t; clock_gettime(CLOCK_REALTIME_COARSE, &t);
         return (uint64_t)t.tv_sec * 1000000000u + t.tv_nsec;
@@ -63,6 +67,7 @@ cdef extern from *:
     #endif
     """
     int64_t rc_now() noexcept nogil
+    int64_t rc_cpu_now() noexcept nogil
     uint64_t rc_stamp() noexcept nogil
     void rc_lock(pthread_mutex_t *, int *want) noexcept nogil
     void rc_let_others(pthread_mutex_t *, int *want, bint yield_) noexcept nogil

@@ -9,7 +9,7 @@ from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_RECV, abort_t, engine_t,
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
-    pthread_mutex_unlock, rc_cond_wait, rc_let_others, rc_lock, rc_now, rc_stamp, req_t,
+    pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_let_others, rc_lock, rc_now, rc_stamp, req_t,
     retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle_back, on_cycle
 from rocecomm.link.match cimport match_posted, store_unexpected
@@ -41,6 +41,9 @@ cdef extern from *:
 cdef enum:
     # Wake up this often at least: signals that another thread took, the deadline, heartbeats.
     NAP_MS = 100
+
+# An empty poll that used this much CPU, in ns, did some work for a peer.
+cdef int64_t WORKED = 4000
 
 
 # ------------------------------------------------------------------------ completions
@@ -301,6 +304,10 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
     cdef int64_t busy = start           # when something last happened
     cdef int64_t until
     cdef int64_t spin
+    cdef int64_t polled                 # when the last turn began
+    cdef int64_t cpu
+    cdef int64_t seen_cpu = -1          # the CPU time of this thread at `seen`
+    cdef int64_t seen = 0
     cdef int turns = 0
     cdef unsigned int loops = 0
     cdef int result = W_SIGNALS
@@ -336,6 +343,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
             continue
         e.leader = True
         ended = e.ended
+        polled = rc_now()
         while True:
             if poll_once(e, True) > 0 or e.more:
                 if e.ended != ended:
@@ -346,6 +354,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
                         break
                 turns = 0
                 busy = 0
+                polled = 0
                 if e.closing or e.fatal:
                     break
                 loops += 1
@@ -358,10 +367,21 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
             if all_done(e, reqs, n, any_) or e.closing or e.fatal:
                 break
             turns += 1
+            now = rc_now()
+            if polled != 0 and now - polled > WORKED:
+                # Some devices move the bytes of a peer's transfer in an empty poll (soft0's
+                # two CPUs, one message). Then sleeping would make it slower. Only CPU time tells
+                # that from a thread that did not get the CPU.
+                cpu = rc_cpu_now()
+                if seen_cpu >= 0 and (cpu - seen_cpu) - (polled - seen) > WORKED:
+                    busy = now
+                    heartbeats(e, now)
+                seen_cpu = cpu
+                seen = now
+            polled = now
             rc_let_others(&e.mutex, &e.want, turns > e.spin_turns)
             if turns & 15:
                 continue
-            now = rc_now()
             e.status.beats += 1
             if busy == 0:
                 busy = now

@@ -30,7 +30,7 @@ from rocecomm.verbs.libibverbs cimport (
 
 cdef enum:
     # A long read is posted in pieces, so that other traffic moves in between.
-    PIECE = 8 << 20
+    PIECE = 16 << 20
     # What may be posted while the GIL is held: soft0 copies within the post.
     LIGHT = 64 << 10
 

@@ -23,23 +23,29 @@ static int slice(const struct sn_piece *from, int num, uint64_t at, uint64_t len
 	return n;
 }
 
-/* One chunk. `near` is memory of this process, `far` of the other end. */
+/* `num` chunks. `near` is memory of this process, `far` of the other end. */
 static enum sn_copy_result move(struct sn_ctx *ctx, const struct sn_side *other, bool write, const struct sn_piece *near, int num_near,
-				const struct sn_piece *far, int num_far, int64_t chunk, uint64_t length)
+				const struct sn_piece *far, int num_far, int64_t chunk, uint32_t num, uint64_t length)
 {
 	struct sn_piece a[SN_MAX_SGE + 1], b[SN_MAX_SGE + 1];
-	uint64_t at = (uint64_t)chunk * SN_CHUNK, len = length - at < SN_CHUNK ? length - at : SN_CHUNK;
+	uint64_t at = (uint64_t)chunk * SN_CHUNK, most = (uint64_t)num * SN_CHUNK;
+	uint64_t len = length - at < most ? length - at : most;
 	int na = slice(near, num_near, at, len, a), nb = slice(far, num_far, at, len, b);
 	return sn_copy(ctx, other, write, a, na, b, nb, len);
 }
 
-/* The next chunk of transfer number `serial`: its index, or -1 when all are taken. */
-static int64_t take_chunk(struct sn_help *h, uint32_t serial)
+/* The next chunks of transfer number `serial`: the first one's index and how many, or -1 when all are
+ * taken. A quarter of what is left, since a system call costs some microseconds (with SN_RUN at
+ * once 16 MiB take 15 % less time than chunk by chunk), and few at the end, so that neither waits long. */
+static int64_t take_chunks(struct sn_help *h, uint32_t serial, uint32_t *num)
 {
 	uint64_t ticket = atomic_load(&h->ticket);
-	while ((uint32_t)(ticket >> 32) == serial && (uint32_t)ticket < h->chunks)
-		if (atomic_compare_exchange_weak(&h->ticket, &ticket, ticket + 1))
+	while ((uint32_t)(ticket >> 32) == serial && (uint32_t)ticket < h->chunks) {
+		uint32_t part = (h->chunks - (uint32_t)ticket) / 4;
+		*num = part < 1 ? 1 : part < SN_RUN ? part : SN_RUN;
+		if (atomic_compare_exchange_weak(&h->ticket, &ticket, ticket + *num))
 			return (int64_t)(uint32_t)ticket;
+	}
 	return -1;
 }
 
@@ -88,6 +94,7 @@ enum sn_copy_result sn_copy_together(struct job *j, const struct sn_side *other,
 	struct sn_help *h = &j->r->qp->sq.help;
 	uint32_t serial = ++h->serial ? h->serial : ++h->serial;
 	enum sn_copy_result r = SN_COPY_OK;
+	uint32_t num;
 	int64_t i;
 
 	h->chunks = (uint32_t)((length + SN_CHUNK - 1) / SN_CHUNK);
@@ -97,9 +104,9 @@ enum sn_copy_result sn_copy_together(struct job *j, const struct sn_side *other,
 	atomic_store_explicit(&h->failed, 0, memory_order_relaxed);
 	atomic_store(&h->ticket, (uint64_t)serial << 32);
 	int number = call(other);
-	while (r == SN_COPY_OK && (i = take_chunk(h, serial)) >= 0) {
-		r = move(j->ctx, other, write, near, num_near, far, num_far, i, length);
-		atomic_fetch_add_explicit(&h->done, 1, memory_order_relaxed);
+	while (r == SN_COPY_OK && (i = take_chunks(h, serial, &num)) >= 0) {
+		r = move(j->ctx, other, write, near, num_near, far, num_far, i, num, length);
+		atomic_fetch_add_explicit(&h->done, num, memory_order_relaxed);
 	}
 	if (number >= 0)
 		hang_up(other->seg, number, other->qp->qpn);
@@ -135,8 +142,8 @@ static bool describe(struct sn_claim *c, int side, const struct sn_side *s, cons
 	return room >= length;
 }
 
-/* One chunk of the transfer at the head of R's queue, in the process of whichever end does not
- * execute it. While a chunk is ours its executor waits for it, so what describes the transfer stands
+/* Some chunks of the transfer at the head of R's queue, in the process of whichever end does not
+ * execute it. While one is ours its executor waits for it, so what describes the transfer stands
  * still; keys are looked at before one is taken, since afterwards there is no way back. */
 static bool help_with(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_side *t)
 {
@@ -144,6 +151,7 @@ static bool help_with(struct sn_ctx *ctx, const struct sn_side *r, const struct 
 	const struct sn_side *other = r->peer ? r : t;
 	struct sn_piece at_r[SN_MAX_SGE], at_t[SN_MAX_SGE];
 	int num_r, num_t;
+	uint32_t num = 0;
 	int64_t i = -1;
 	uint64_t ticket = atomic_load(&h->ticket);
 	uint32_t serial = (uint32_t)(ticket >> 32);
@@ -168,20 +176,20 @@ static bool help_with(struct sn_ctx *ctx, const struct sn_side *r, const struct 
 
 		if (describe(c, 0, r, w->sge, w->num_sge, in ? IBV_ACCESS_LOCAL_WRITE : 0, length, at_r, &num_r) &&
 		    describe(c, 1, t, rw ? rw->sge : &whole, rw ? rw->num_sge : 1, right, length, at_t, &num_t))
-			i = take_chunk(h, serial);
+			i = take_chunks(h, serial, &num);
 		if (i >= 0) {
 			bool at_home = !r->peer;
 			if (move(ctx, other, to_other, at_home ? at_r : at_t, at_home ? num_r : num_t, at_home ? at_t : at_r,
-				 at_home ? num_t : num_r, i, length) != SN_COPY_OK)
+				 at_home ? num_t : num_r, i, num, length) != SN_COPY_OK)
 				atomic_store(&h->failed, 1);
-			atomic_fetch_add_explicit(&h->done, 1, memory_order_release);
+			atomic_fetch_add_explicit(&h->done, num, memory_order_release);
 		}
 	}
 	sn_claim_end(c);
 	return i >= 0;
 }
 
-/* From a poll that found nothing: a chunk of what this process was called for. */
+/* From a poll that found nothing: some chunks of what this process was called for. */
 bool sn_help_peers(struct sn_ctx *ctx)
 {
 	bool helped = false;

@@ -39,6 +39,7 @@
 #define SN_MAX_DM (1ULL << 20) /* device memory of one context */
 #define SN_BIG (1u << 20)    /* transfers from here on are cut into chunks */
 #define SN_CHUNK (256u << 10)
+#define SN_RUN 8 /* chunks that one end takes at once, at most */
 #define SN_CALLS 16
 #define SN_GIDS 3 /* entries in use; the table has room for more */
 #define SN_GID_TABLE 16
