@@ -90,7 +90,7 @@ cdef class Communicator:
 
         Raises BufferError or TypeError (buffer), ValueError (rank, tag, timeout),
         TimeoutError (the message was withdrawn), PeerDeadError, CompletionError, ClosedError,
-        RocecommError if both ranks block in large sends to each other.
+        RocecommError if ranks block in large sends to each other, two or a ring of more.
         """
         cdef Engine g = self.engine
         send(g, buf, g.peer_arg(dst, "dst"), g.tag_arg(tag), timeout)

@@ -127,20 +127,6 @@ def test_no_false_alarm_when_a_receive_is_posted(world):
     world(2, posted_receive_breaks_the_cycle, 200000)
 
 
-def ring_of_sends(comm, n):
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    got = np.zeros(n, "u1")
-    with pytest.raises((rocecomm.TimeoutError, rocecomm.PeerDeadError)):
-        comm.send(np.ones(n, "u1"), right, timeout=1)
-    time.sleep(1.5)                                             # all have given up
-    assert comm.sendrecv(np.full(n, comm.rank, "u1"), right, got, left) == n
-    assert (got == left).all()
-
-
-def test_a_ring_of_large_sends_times_out_and_goes_on(world):
-    world(4, ring_of_sends, 1 << 20, timeout=60)
-
-
 def to_oneself(comm):
     comm.send(b"abc", comm.rank)
     word = bytearray(3)

@@ -278,7 +278,8 @@ cdef class Base:
         if r.status == R_CYCLE:
             if r.peer == self.rank:
                 return failure.self_cycle(what, r.size)
-            return failure.cycle(what, r.peer, self.device, r.size, r.other_size)
+            return failure.cycle(what, r.peer, self.device, r.size, r.other_size,
+                                 r.other_sig.count, r.other_sig.root)
         return self.closed_error(what)
 
     def group_error(self, uint32_t group, what="the collective"):

@@ -131,6 +131,7 @@ cdef enum:
     WR_RECV = 0xFFFFFFFF
 
     NO_SLOT = 0xFFFFFFFF
+    CYCLE_LOG = 64
     SIG_RING = 64
     MAX_GROUPS = 64
     POLL_BATCH = 16
@@ -209,9 +210,22 @@ ctypedef struct ctl_t:
     uint32_t gen
     uint64_t req
     uint64_t size
-    uint64_t other_req      # CYCLE: the sender's own request
-    uint32_t other_gen
     uint32_t group          # ABORT
+    # CYCLE: the send that asked first, whose rank it is, sends passed so far; where ours goes
+    uint64_t other_req
+    uint32_t other_gen
+    int32_t rank
+    uint32_t hops
+    uint64_t where
+
+# Who passed a CYCLE on to us, and about which of its sends.
+ctypedef struct asked_t:
+    uint64_t first_req      # the send that asked first: with rank and generation
+    uint64_t req
+    uint32_t first_gen
+    uint32_t gen
+    int32_t first_rank
+    int32_t rank
 
 ctypedef struct peer_t:
     int32_t rank
@@ -339,6 +353,11 @@ ctypedef struct engine_t:
     uint64_t stored         # bytes of them in memory of their own
     uint64_t stored_limit
     uint64_t arrivals
+    uint32_t blocked_id         # the blocking send that was announced last
+    uint32_t blocked_gen
+    uint64_t blocking_stored    # stored announcements whose senders block
+    asked_t asked[CYCLE_LOG]
+    uint32_t n_asked
     group_t *groups
     uint32_t n_groups
     # liveness

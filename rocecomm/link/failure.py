@@ -104,7 +104,15 @@ def aborted(what, cls, rank, device, mine, theirs, other, text):
     return MismatchError(f"{what}: {text}")
 
 
-def cycle(what, rank, device, mine, theirs):
+def cycle(what, rank, device, mine, theirs, ranks, where):
+    """``ranks`` ranks block in sends in a ring; ``rank``, to which this one sends, in one to
+    ``where``."""
+    if ranks > 2:
+        return RocecommError(
+            f"{what}: {ranks} ranks block in large sends to each other in a ring: this one in a send of "
+            f"{size(mine)} to rank {rank} on {device}, that one in a send of {size(theirs)} to rank "
+            f"{where}, and so on back to this rank, and none of them receives; use isend() or "
+            "sendrecv(), which work at every size")
     return RocecommError(
         f"{what}: rank {rank} blocks in a send of {size(theirs)} to this rank while this rank blocks "
         f"in a send of {size(mine)} to it on {device}, and neither receives; use isend() or "

@@ -8,7 +8,7 @@ whose message arrived first.
 """
 from rocecomm.link.core cimport (
     F_ANYTAG, S_QUEUED, engine_t, list_t, peer_t, push, req_t, uint64_t, unlink, unx_list_t, unx_t)
-from rocecomm.link.wire cimport rc_header
+from rocecomm.link.wire cimport ANNOUNCE, FLAG_BLOCKING, rc_header
 
 
 cdef inline bint fits(const req_t *r, const rc_header *h) noexcept nogil:
@@ -100,6 +100,11 @@ cdef unx_t *match_unexpected(engine_t *e, req_t *r, peer_t **owner) noexcept nog
     return best
 
 
+cdef inline bint blocking(const unx_t *u) noexcept nogil:
+    """Whether its sender does nothing else until it is taken."""
+    return u.h.kind == ANNOUNCE and u.h.flags & FLAG_BLOCKING != 0
+
+
 cdef void store_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil:
     """Appends a message that no receive waits for. Its header is filled in."""
     u.order = e.arrivals
@@ -113,6 +118,7 @@ cdef void store_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil:
     p.unexpected.tail = u
     p.unexpected.n += 1
     e.unexpected += 1
+    e.blocking_stored += blocking(u)
 
 
 cdef void drop_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil:
@@ -128,3 +134,4 @@ cdef void drop_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil:
     u.next = u.prev = NULL
     p.unexpected.n -= 1
     e.unexpected -= 1
+    e.blocking_stored -= blocking(u)

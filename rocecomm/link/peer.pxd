@@ -1,6 +1,6 @@
 # cython: language_level=3
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
-from rocecomm.link.core cimport abort_t, engine_t, peer_t, req_t
+from rocecomm.link.core cimport ctl_t, abort_t, engine_t, peer_t, req_t
 from rocecomm.link.wire cimport rc_header
 from rocecomm.verbs.libibverbs cimport ibv_send_wr
 
@@ -10,8 +10,7 @@ cdef int post_message(engine_t *e, peer_t *p, rc_header *h, const char *payload,
                       size_t n) noexcept nogil
 cdef void queue_ctl(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32_t gen,
                     uint64_t size) noexcept nogil
-cdef void queue_cycle(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32_t gen,
-                      req_t *mine) noexcept nogil
+cdef void queue_cycle(engine_t *e, peer_t *p, const ctl_t *what) noexcept nogil
 cdef void queue_abort(engine_t *e, peer_t *p, uint32_t group) noexcept nogil
 cdef bint drain_ctl(engine_t *e, peer_t *p) noexcept nogil
 cdef void free_slot(engine_t *e, peer_t *p, uint32_t slot, uint8_t kind) noexcept nogil

@@ -147,15 +147,17 @@ cdef void queue_ctl(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32_t
         drain_ctl(e, p)
 
 
-cdef void queue_cycle(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32_t gen,
-                      req_t *mine) noexcept nogil:
-    cdef ctl_t *c = new_ctl(e, p, kind)
+cdef void queue_cycle(engine_t *e, peer_t *p, const ctl_t *what) noexcept nogil:
+    cdef ctl_t *c = new_ctl(e, p, what.kind)
     if c != NULL:
-        c.req = req
-        c.gen = gen
-        c.size = mine.size
-        c.other_req = mine.id
-        c.other_gen = mine.gen
+        c.req = what.req
+        c.gen = what.gen
+        c.size = what.size
+        c.other_req = what.other_req
+        c.other_gen = what.other_gen
+        c.rank = what.rank
+        c.hops = what.hops
+        c.where = what.where
         drain_ctl(e, p)
 
 
@@ -185,6 +187,9 @@ cdef bint drain_ctl(engine_t *e, peer_t *p) noexcept nogil:
         h.size = c.size
         h.tag = c.other_req
         h.seq = c.other_gen
+        h.root = <uint32_t>c.rank
+        h.count = c.hops
+        h.addr = c.where
         payload = NULL
         n = 0
         if c.kind == ABORT:

@@ -11,7 +11,7 @@ from rocecomm.link.core cimport (
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
     pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_let_others, rc_lock, rc_now, rc_stamp, req_t,
     retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
-from rocecomm.link.cycle cimport ask_cycle_back, on_cycle
+from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.peer cimport (
     beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
@@ -107,8 +107,8 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         u.h = h[0]
         store_unexpected(e, p, u)
         if u.h.kind == ANNOUNCE:        # `h` is the device's again once its slot is free
-            if h.flags & FLAG_BLOCKING and p.announced.head != NULL:
-                ask_cycle_back(e, p, &u.h)
+            if u.h.flags & FLAG_BLOCKING:
+                ask_cycle(e)
             free_slot(e, p, slot, ANNOUNCE)
         elif p.in_slots >= e.eager_grant // 2 and e.stored + h.size <= e.stored_limit:
             u.copy = <char *>malloc(h.size + 1)

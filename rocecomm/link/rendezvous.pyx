@@ -123,7 +123,9 @@ cdef inline void sent(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
         r.state = S_ANNOUNCED
         push(&p.announced, r)
         if r.flags & F_BLOCKING:
-            ask_cycle(e, p, r)
+            e.blocked_id = r.id
+            e.blocked_gen = r.gen
+            ask_cycle(e)
     else:
         r.got = r.size
         req_end(e, r, R_OK)
