@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-import rocecomm
 from rocecomm import ANY_SOURCE, MessageTruncatedError, RocecommError
 
 
