@@ -6,7 +6,7 @@ from rocecomm.link.engine cimport Engine
 from rocecomm.link.region cimport open_descriptor, register
 from rocecomm.link.request cimport Request, start
 
-from .config import USE_CONFIG, Config, check_timeout
+from .config import USE_CONFIG, Config, check_timeout, warn_of_unknown_variables
 
 
 class _Any:
@@ -259,6 +259,7 @@ def init(rank=None, world_size=None, device=None, timeout=USE_CONFIG, store=None
     config = Config.from_env(device=device, progress=progress, store=text_store, **overrides)
     if timeout is not USE_CONFIG:
         config = config.replace(timeout=check_timeout(timeout))
+    warn_of_unknown_variables(config.logger())
     group = join(config, rank=rank, world_size=world_size, store=None if text_store else store)
     try:
         engine = Engine(config, group)

@@ -17,7 +17,8 @@ import os
 
 from .errors import ConfigError
 
-__all__ = ["Config", "WIRE_VERSION", "USE_CONFIG", "check_timeout", "unknown_variables"]
+__all__ = ["Config", "WIRE_VERSION", "USE_CONFIG", "check_timeout", "unknown_variables",
+           "warn_of_unknown_variables"]
 
 #: Version of everything that ranks exchange. Ranks of different versions do not join.
 WIRE_VERSION = 1
@@ -152,9 +153,12 @@ class Config:
     service_level: int = _setting("IB_SL", _integer(0, 15), 0, "service level")
     ib_timeout: int | None = _setting(
         "IB_TIMEOUT", _integer(1, 31, "auto"), None,
-        "transport timeout, 4.096 us * 2^n; auto: from ROCECOMM_DEAD_AFTER")
+        "transport timeout, 4.096 us * 2^n; auto: from ROCECOMM_DEAD_AFTER, which a value set here "
+        "may exceed")
     ib_retry_cnt: int = _setting(
-        "IB_RETRY_CNT", _integer(0, 7), 7, "how often the device repeats a lost packet")
+        "IB_RETRY_CNT", _integer(0, 7), 7,
+        "how often the device repeats a lost packet; 7 counts as 6, since kernel Soft-RoCE takes "
+        "7 for ever")
     ib_mtu: int | None = _setting(
         "IB_MTU", _integer(256, 4096, "auto"), None,
         "largest path MTU in bytes; the smaller of both ports and this is used")
@@ -339,6 +343,18 @@ def _parse(field, name, value):
 
 #: Variables of the project that are no settings: the tests' and the launchers' own.
 _OTHER_PREFIXES = ("ROCECOMM_TEST_", "ROCECOMM_SOFT", "ROCECOMM_BUILD_")
+
+
+_warned: set = set()
+
+
+def warn_of_unknown_variables(logger, environ=None):
+    """A warning for each variable of :func:`unknown_variables`, once per process."""
+    for name, near in unknown_variables(environ):
+        if name not in _warned:
+            _warned.add(name)
+            logger.warning("%s is set, but nothing reads it%s; see 'rocecomm info --config'",
+                           name, f" (is {near} meant?)" if near else "")
 
 
 def unknown_variables(environ=None):

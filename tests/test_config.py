@@ -140,25 +140,38 @@ def test_error_bases_follow_the_design():
 
 LOGGING = """
 import logging, sys
-from rocecomm import bootstrap
-from rocecomm.config import Config
+import rocecomm
 if "configured" in sys.argv:
     logging.basicConfig(format="mine %(message)s", level="INFO")
-bootstrap.join(Config.from_env(), 0, 1).store.close()
+rocecomm.init(rank=0, world_size=1, device="soft0", traffic_class=104).close()
 print(len(logging.getLogger("rocecomm").handlers), len(logging.getLogger().handlers))
 """
 
 
 @pytest.mark.parametrize("level, argument, handlers, stderr", [
     (None, "", "0 0", ""), ("warning", "", "1 0", ""),
-    ("info", "", "1 0", "rocecomm INFO: rank 0 of 1 joined"),
-    ("info", "configured", "0 1", "mine rank 0 of 1 joined")])
+    ("info", "", "1 0", "rocecomm INFO: rank 0 of 1 on soft0 port 1, GID "),
+    ("info", "configured", "0 1", "mine rank 0 of 1 on soft0 port 1, GID ")])
 def test_logging_is_left_alone_unless_asked_for(level, argument, handlers, stderr):
     env = {**os.environ, **({"ROCECOMM_LOG_LEVEL": level} if level else {})}
     done = subprocess.run([sys.executable, "-c", LOGGING, argument], env=env, text=True,
                           capture_output=True, timeout=30, cwd=ROOT)
     assert done.stdout.strip() == handlers and done.stderr.startswith(stderr)
     assert bool(done.stderr) == bool(stderr)
+    if stderr:
+        assert done.stderr.count("\n") == 1
+        for part in ("MTU 4096", "traffic class 104", "service level 0", "progress calls"):
+            assert part in done.stderr
+
+
+def test_a_variable_that_nothing_reads_is_warned_of_once(monkeypatch, caplog):
+    logger = Config.from_env({}).logger()
+    for _ in range(2):
+        config.warn_of_unknown_variables(logger, {"ROCECOMM_IB_HCAS": "x", "ROCECOMM_ZZZ": "1"})
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "ROCECOMM_IB_HCAS is set, but nothing reads it (is ROCECOMM_IB_HCA meant?)",
+        "ROCECOMM_ZZZ is set, but nothing reads it"]
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
 def test_the_reference_page_has_every_setting():

@@ -145,7 +145,7 @@ def join(config=None, rank=None, world_size=None, store=None, timeout=USE_CONFIG
         raise
     with _lock:
         _joined[own] = generation + 1
-    config.logger().info("rank %d of %d joined (%s), local rank %d, through %s", launch.rank,
+    config.logger().debug("rank %d of %d joined (%s), local rank %d, through %s", launch.rank,
                          launch.world_size, launch.launcher, local_rank, base.where)
     return Group(launch.rank, launch.world_size, local_rank, job_id, secret,
                  GroupStore(base, deadline), launch.launcher)

@@ -111,6 +111,7 @@ cdef class Links(Base):
                 e.peers[i].state = P_READY
         if not self.reg_free and config.reg_cache:
             self.cache = RegistrationCache(self.pd, config.reg_cache, device.max_mr)
+        config.logger().info(wireup.start_line(config, mine, port, self.info, self.size))
 
     def plan_credits(self, config, device, int others):
         """How many slots for payloads and for short messages each peer gets."""

@@ -203,6 +203,22 @@ def connect(qp, mine, theirs, agreement, config, port):
               max_rd_atomic=agreement.reads)
 
 
+def start_line(config, mine, port, agreements, size):
+    """What a rank works with, in one line for the log. ``agreements``: rank -> Agreement."""
+    if agreements:
+        gids = {(a.gid_index, format_gid(a.gid)) for a in agreements.values()}
+        mtus = {a.mtu for a in agreements.values()}
+    else:
+        choice = choose_gid(_table(mine), mine.gid_index, port=f"{mine.device} of rank {mine.rank}")
+        gids, mtus = {(choice.index, format_gid(choice.gid))}, {mine.mtu}
+    timeout, retries = transport_timer(config)
+    return (f"rank {mine.rank} of {size} on {mine.device} port {port}, GID "
+            f"{', '.join(f'{index} {gid}' for index, gid in sorted(gids))}, MTU "
+            f"{', '.join(map(str, sorted(mtus)))}, traffic class {config.traffic_class}, service level "
+            f"{config.service_level}, transport timeout {timeout} with {retries} retries, progress "
+            f"{config.progress}")
+
+
 def transport_timer(config):
     """``(timeout, retry_cnt)``: what is left of ``dead_after`` when a heartbeat was posted as
     late as can be, with some slack. Seven retries mean "for ever" to kernel Soft-RoCE, which
