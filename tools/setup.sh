@@ -111,7 +111,7 @@ group() { # group NAME REQUIREMENT...: installs them once
 }
 group build 'setuptools>=77' wheel 'Cython>=3.1,<4' 'numpy>=1.24'
 if wants demo; then group demo 'scikit-learn>=1.3'; fi
-if wants test; then group test 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'scikit-learn>=1.3' ml_dtypes; fi
+if wants test; then group test 'pytest>=8' 'pytest-timeout>=2.3' 'hypothesis>=6.100' 'scikit-learn>=1.3' ml_dtypes 'uvloop>=0.19'; fi
 if wants torch && [ "${TORCH:-1}" != 0 ]; then
     # this release exactly: a bare name may bring several GB of GPU libraries
     group torch 'torch==2.13.0'

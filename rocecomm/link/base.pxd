@@ -38,11 +38,15 @@ cdef class Base:
     cdef dict remotes           # descriptor -> RemoteBuffer, of those opened last
     cdef object info            # what wire-up agreed on, for people
     cdef double seconds
+    cdef list watchers          # of event loops: weak references (aio.pyx)
+    cdef int64_t aio_spin       # ns: how long an awaiter polls before it lets the loop sleep
+    cdef int64_t aio_yielded    # when an awaiter last gave way to the loop's other tasks
     cdef object __weakref__
 
     cdef int ensure(self) except -1
     cdef int enter(self) except -1
     cdef void leave(self) noexcept
+    cdef int poll_and_leave(self) noexcept
     cdef void reap(self) noexcept
     cdef int peer_arg(self, object rank, str what) except -1
     cdef uint64_t tag_arg(self, object tag) except? 0xFFFFFFFFFFFFFFFF

@@ -88,6 +88,7 @@ cdef class Base:
         if self.e == NULL:
             raise MemoryError()
         self.e.wake_fd = self.e.channel_fd = -1
+        self.watchers = []
         pthread_mutex_init(&self.e.mutex, NULL)
         rc_cond_init(&self.e.cond)
         if not _fork_hook:
@@ -138,6 +139,23 @@ cdef class Base:
         pthread_mutex_unlock(&self.e.mutex)
         if owned:
             self.reap()
+
+    cdef int poll_and_leave(self) noexcept:
+        """One heavy poll (soft0 copies in it) without the GIL, then `leave`: the mutex is free
+        before the GIL is waited for. How many completions there were."""
+        cdef int n
+        cdef bint owned
+        with nogil:
+            n = poll_once(self.e, True)
+            self.e.status.beats += 1
+            self.e.status.stamp = rc_stamp()
+            owned = self.e.done_owned != NULL
+            if self.e.followers or self.e.asleep:
+                wake(self.e)
+            pthread_mutex_unlock(&self.e.mutex)
+        if owned:
+            self.reap()
+        return n
 
     cdef void reap(self) noexcept:
         """Lets go of the buffers of requests that ended with nobody waiting for them."""

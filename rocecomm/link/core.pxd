@@ -55,6 +55,13 @@ cdef extern from *:
         for (int i = 0; i < 200 && __atomic_load_n(want, __ATOMIC_SEQ_CST) > 0; i++) sched_yield();
         pthread_mutex_lock(m);
     }
+    /* An end is seen by threads that do not hold the mutex: what was written before it, too. */
+    static inline void rc_set8(uint8_t *p, uint8_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+    static inline uint8_t rc_get8(uint8_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline void rc_set(int *p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+    static inline int rc_get(int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline void rc_set_ptr(void *p, void *v) { __atomic_store_n((void **)p, v, __ATOMIC_RELEASE); }
+    static inline void *rc_get_ptr(void *p) { return __atomic_load_n((void **)p, __ATOMIC_ACQUIRE); }
     static inline int rc_cond_init(pthread_cond_t *c) {
         pthread_condattr_t a; pthread_condattr_init(&a);
         pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
@@ -71,6 +78,12 @@ cdef extern from *:
     uint64_t rc_stamp() noexcept nogil
     void rc_lock(pthread_mutex_t *, int *want) noexcept nogil
     void rc_let_others(pthread_mutex_t *, int *want, bint yield_) noexcept nogil
+    void rc_set8(uint8_t *, uint8_t) noexcept nogil
+    uint8_t rc_get8(uint8_t *) noexcept nogil
+    void rc_set(int *, int) noexcept nogil
+    int rc_get(int *) noexcept nogil
+    void rc_set_ptr(void *, void *) noexcept nogil
+    void *rc_get_ptr(void *) noexcept nogil
     int rc_cond_init(pthread_cond_t *) noexcept nogil
     int rc_cond_wait(pthread_cond_t *, pthread_mutex_t *, int64_t until) noexcept nogil
     int pthread_cond_broadcast(pthread_cond_t *) noexcept nogil
@@ -112,6 +125,7 @@ cdef enum:
     F_IN_PULLS = 128        # in peer_t.pulls
     F_WAITS = 512           # a blocking send: stays in the queue rather than be announced
     F_ZOMBIE = 256          # done, but its registration could not be removed yet
+    F_AWAITED = 0x100000    # an event loop waits for it: its end is told to the loops
 
     # peer_t.state
     P_NONE = 0
@@ -304,6 +318,7 @@ ctypedef struct abort_t:
     char text[TEXT_MAX]
 
 ctypedef struct group_t:
+    group_t *next           # never moved or freed before the end: read without the mutex
     uint32_t id
     uint64_t seq            # of the last collective begun
     sig_t ring[SIG_RING]
@@ -311,6 +326,13 @@ ctypedef struct group_t:
     int32_t abort_class     # 1: signatures differ, 2: rank died, 3: rank closed, 4: see text
     int32_t abort_rank      # who died or closed
     abort_t why
+
+# An event loop in which something is awaited (aio.pyx).
+ctypedef struct loop_t:
+    loop_t *next
+    int fd                  # an eventfd: written when another thread ended what is awaited
+    int waiting             # awaiters that sleep
+    bint told               # fd was written, or the loop is looking right now
 
 ctypedef struct engine_t:
     pthread_mutex_t mutex
@@ -358,8 +380,7 @@ ctypedef struct engine_t:
     uint64_t blocking_stored    # stored announcements whose senders block
     asked_t asked[CYCLE_LOG]
     uint32_t n_asked
-    group_t *groups
-    uint32_t n_groups
+    group_t *groups         # a list
     # liveness
     status_t *status        # in registered memory
     status_t *mirror        # one per peer, target of status reads
@@ -372,6 +393,8 @@ ctypedef struct engine_t:
     bint leader
     int followers
     bint asleep
+    bint armed              # no event was taken from the channel since the queue was armed
+    loop_t *loops
     int wake_fd
     int channel_fd
     int64_t spin
@@ -402,6 +425,7 @@ cdef unx_t *unx_new(engine_t *e) noexcept nogil
 cdef void unx_free(engine_t *e, unx_t *u) noexcept nogil
 cdef void free_all(engine_t *e) noexcept nogil
 cdef group_t *find_group(engine_t *e, uint32_t id, bint make) noexcept nogil
+cdef void tell_loops(engine_t *e) noexcept nogil
 
 cdef inline void push(list_t *l, req_t *r) noexcept nogil:
     r.next = NULL

@@ -7,6 +7,9 @@ cdef extern from "<errno.h>" nogil:
     int errno
     int EBUSY
 
+cdef extern from "<unistd.h>" nogil:
+    ssize_t c_write "write"(int, const void *, size_t) noexcept
+
 cdef enum:
     BLOCK = 256
 
@@ -97,8 +100,10 @@ cdef void finish(engine_t *e, req_t *r) noexcept nogil:
 cdef void req_end(engine_t *e, req_t *r, int status) noexcept nogil:
     """The transfer is over. `r` is in no list. May free `r` if nobody waits for it."""
     r.status = status
-    r.state = S_DONE
+    rc_set8(&r.state, S_DONE)
     e.ended += 1
+    if r.flags & F_AWAITED:
+        tell_loops(e)
     if req_unregister(e, r):
         finish(e, r)
         return
@@ -142,21 +147,32 @@ cdef void unx_free(engine_t *e, unx_t *u) noexcept nogil:
 
 
 cdef group_t *find_group(engine_t *e, uint32_t id, bint make) noexcept nogil:
-    cdef uint32_t i
-    cdef group_t *groups
-    for i in range(e.n_groups):
-        if e.groups[i].id == id:
-            return &e.groups[i]
+    """Needs the mutex only to `make` one."""
+    cdef group_t *g = <group_t *>rc_get_ptr(&e.groups)
+    while g != NULL:
+        if g.id == id:
+            return g
+        g = g.next
     if not make:
         return NULL
-    groups = <group_t *>realloc(e.groups, (e.n_groups + 1) * sizeof(group_t))
-    if groups == NULL:
+    g = <group_t *>calloc(1, sizeof(group_t))
+    if g == NULL:
         return NULL
-    e.groups = groups
-    memset(&groups[e.n_groups], 0, sizeof(group_t))
-    groups[e.n_groups].id = id
-    e.n_groups += 1
-    return &groups[e.n_groups - 1]
+    g.id = id
+    g.next = e.groups
+    rc_set_ptr(&e.groups, g)
+    return g
+
+
+cdef void tell_loops(engine_t *e) noexcept nogil:
+    """Something that an event loop may wait for has ended. With the mutex held."""
+    cdef uint64_t one = 1
+    cdef loop_t *l = e.loops
+    while l != NULL:
+        if l.waiting > 0 and not l.told:
+            l.told = True
+            c_write(l.fd, &one, 8)
+        l = l.next
 
 
 cdef void free_unexpected(unx_t *u) noexcept nogil:
@@ -174,6 +190,7 @@ cdef void free_all(engine_t *e) noexcept nogil:
     cdef uint32_t b
     cdef ctl_t *c
     cdef ctl_t *after
+    cdef group_t *g
     if e.peers != NULL:
         for i in range(e.size):
             free_unexpected(e.peers[i].unexpected.head)
@@ -194,7 +211,10 @@ cdef void free_all(engine_t *e) noexcept nogil:
         free(e.blocks[b])
     free(e.blocks)
     free(e.send_free)
-    free(e.groups)
+    while e.groups != NULL:
+        g = e.groups
+        e.groups = g.next
+        free(g)
     e.peers = NULL
     e.unx_free = NULL
     e.ctl_free = NULL
@@ -202,5 +222,3 @@ cdef void free_all(engine_t *e) noexcept nogil:
     e.n_blocks = 0
     e.free = NULL
     e.send_free = NULL
-    e.groups = NULL
-    e.n_groups = 0

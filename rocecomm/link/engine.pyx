@@ -8,7 +8,7 @@ from rocecomm.link.core cimport (
     SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t, peer_t, pthread_mutex_unlock,
     rc_lock, rc_now, req_t, uint32_t, uint64_t, unx_t)
 from rocecomm.link.peer cimport fail_group
-from rocecomm.link.progress cimport W_TIMEOUT, poll_once, wake
+from rocecomm.link.progress cimport W_DONE, W_TIMEOUT, poll_once, wake
 from rocecomm.link.region cimport retry_held
 from rocecomm.link.request cimport Request, start
 from rocecomm.link.setup cimport Links
@@ -197,7 +197,9 @@ cdef class Engine(Links):
     # ------------------------------------------------------------------------ waiting
     def wait_all(self, requests, timeout=USE_CONFIG):
         """Waits for all requests; see engine.pyi."""
-        cdef list todo = [q for q in requests if not (<Request?>q).collect()]
+        cdef list todo
+        requests = list(requests)
+        todo = [q for q in requests if not (<Request?>q).collect()]
         if todo:
             self.wait_list(todo, False, self.until(timeout), timeout)
         for q in requests:
@@ -219,27 +221,24 @@ cdef class Engine(Links):
                 return i
 
     def wait_list(self, list todo, bint any_, int64_t deadline, timeout):
-        cdef int n = len(todo)
-        cdef int i
-        cdef int result
+        cdef int n = 0
+        cdef int result = W_DONE
         cdef Request q
-        cdef req_t **reqs = <req_t **>malloc(n * sizeof(req_t *))
+        cdef req_t **reqs = <req_t **>malloc(len(todo) * sizeof(req_t *))
         if reqs == NULL:
             raise MemoryError("no memory to wait for the requests")
+        for q in todo:
+            q.waiters += 1                  # nobody lets its C part go meanwhile
+            if not q.ended:
+                reqs[n] = q.r
+                n += 1
         try:
-            for i in range(n):
-                q = todo[i]
-                reqs[i] = q.r
-                q.waiters += 1
-            try:
+            if n > 0 and (n == len(todo) or not any_):
                 result = self.wait_reqs(reqs, n, any_, deadline)
-            finally:
-                for q in todo:
-                    q.waiters -= 1
-                    if q.ended and q.waiters == 0:
-                        q.let_go()
         finally:
             free(reqs)
+            for q in todo:
+                q.unpin()
         over = [(<Request>q).collect() for q in todo]
         if any(over) if any_ else all(over):
             return
@@ -249,17 +248,12 @@ cdef class Engine(Links):
                 raise (<Request>p).failure
         if result != W_TIMEOUT:
             raise self.closed_error(q.what)
-        raise self.timeout_error(q.what, q.r.source if q.r.source >= 0 and q.r.source != self.rank
-                                 else q.r.peer, timeout)
+        raise self.timeout_error(q.what, q.other_rank(), timeout)
 
     def progress(self):
         """Moves all pending traffic once; the number of completions seen."""
-        cdef int n
         self.enter()
-        with nogil:
-            n = poll_once(self.e, True)
-        self.leave()
-        return n
+        return self.poll_and_leave()
 
     def trim(self):
         """Empties the registration cache."""

@@ -13,8 +13,8 @@ from libc.string cimport memcpy, memset, strlen
 from rocecomm.link.core cimport (
     F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, RECYCLE, Q_BEAT, Q_INLINE,
     Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, engine_t,
-    find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, req_end,
-    req_t, slot_addr, sqe_t, status_t, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
+    find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, rc_set, rc_set8, req_end,
+    req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
 from rocecomm.link.wire cimport (
     ABORT, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION, ANSWER_OK, rc_header)
 from rocecomm.verbs.libibverbs cimport (
@@ -412,12 +412,12 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
     if p.state == P_BROKEN or p.state == P_SELF:
         return
     p.left = p.left or p.state == P_LEFT
-    p.state = P_BROKEN
     p.cause_status = status
     p.cause_opcode = opcode
     p.cause_vendor = vendor
     p.cause_errno = err
     p.cause_bytes = nbytes
+    rc_set8(&p.state, P_BROKEN)         # others may look without the mutex: the cause is there
     # Revokes the peer's reads: only then may the buffers of announced sends go back.
     memset(&attr, 0, sizeof(attr))
     attr.qp_state = IBV_QPS_ERR
@@ -498,13 +498,14 @@ cdef void fail_group(engine_t *e, uint32_t group, int cls, int32_t rank, const a
     cdef int32_t i
     if g == NULL or g.aborted:
         return
-    g.aborted = True
     g.abort_class = cls
     g.abort_rank = rank
     if why != NULL:
         g.why = why[0]
         g.why.text[TEXT_MAX - 1] = 0
+    rc_set(<int *>&g.aborted, True)            # others may look without the mutex: the reason is there
     e.ended += 1                        # waiters look
+    tell_loops(e)
     for i in range(e.size):
         if i != rank or e.peers[i].state == P_READY:
             fail_collective(e, &e.peers[i].sends, group)

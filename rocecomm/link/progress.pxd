@@ -12,5 +12,8 @@ cdef enum:
 cdef int poll_once(engine_t *e, bint heavy) noexcept nogil
 cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline) noexcept nogil
 cdef void wake(engine_t *e) noexcept nogil
+cdef void take_event(engine_t *e) noexcept nogil
+cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil
+cdef bint lingers(engine_t *e) noexcept nogil
 cdef bint all_done(engine_t *e, req_t **reqs, int n, bint any_) noexcept nogil
 cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil

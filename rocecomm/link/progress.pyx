@@ -9,8 +9,8 @@ from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_RECV, abort_t, engine_t,
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
-    pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_let_others, rc_lock, rc_now, rc_stamp, req_t,
-    retry_zombies, slot_addr, uint32_t, uint64_t, unx_new, unx_t)
+    pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
+    req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.peer cimport (
@@ -230,6 +230,8 @@ cdef void wake(engine_t *e) noexcept nogil:
         pthread_cond_broadcast(&e.cond)
     if e.asleep and e.wake_fd >= 0:
         c_write(e.wake_fd, &one, 8)
+    if e.closing:
+        tell_loops(e)
 
 
 cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
@@ -257,6 +259,29 @@ cdef bint lingers(engine_t *e) noexcept nogil:
     return False
 
 
+cdef void take_event(engine_t *e) noexcept nogil:
+    """Takes an event from the channel, if another thread has not; never blocks."""
+    cdef ibv_cq *cq
+    cdef void *context
+    if e.ops.get_cq_event(e.cq.channel, &cq, &context) == 0:
+        e.ops.ack_cq_events(cq, 1)
+        rc_set(<int *>&e.armed, False)
+
+
+cdef void hand_back(engine_t *e) noexcept nogil:
+    """A thread that may have taken events leaves: event loops that sleep on the channel must hear
+    of what comes next. With the mutex held."""
+    if e.leader or e.loops == NULL or rc_get(<int *>&e.armed):
+        return
+    if ibv_req_notify_cq(e.cq, 0) == 0:
+        rc_set(<int *>&e.armed, True)
+        if poll_once(e, False) == 0 and not e.more:
+            return
+        if e.followers:
+            pthread_cond_broadcast(&e.cond)
+    tell_loops(e)
+
+
 cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     """Sleeps until a completion, a wake-up, `until`, or a short while has passed. Called and left
     with the mutex held."""
@@ -264,10 +289,9 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     cdef int64_t ms
     cdef uint64_t drop
     cdef int rc
-    cdef ibv_cq *cq
-    cdef void *context
     if ibv_req_notify_cq(e.cq, 0) != 0:
         return 0
+    rc_set(<int *>&e.armed, True)
     if poll_once(e, True) > 0 or e.more:    # came in before the arming
         return 0
     ms = (until - rc_now() + 999999) // 1000000
@@ -287,9 +311,7 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     pthread_mutex_unlock(&e.mutex)
     rc = c_poll(fds, 2, <int>ms)
     if rc > 0 and fds[0].revents & POLLIN:
-        # never blocks: one thread at a time reads events, and there is one
-        if e.ops.get_cq_event(e.cq.channel, &cq, &context) == 0:
-            e.ops.ack_cq_events(cq, 1)
+        take_event(e)
     if rc > 0 and fds[1].revents & POLLIN:
         c_read(e.wake_fd, &drop, 8)
     rc_lock(&e.mutex, &e.want)
@@ -409,6 +431,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
         elif rc_now() >= deadline:
             result = W_TIMEOUT
         break
+    hand_back(e)
     e.status.in_call -= 1
     e.status.stamp = rc_stamp()
     pthread_mutex_unlock(&e.mutex)

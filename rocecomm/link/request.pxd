@@ -12,7 +12,8 @@ cdef class Request:
     cdef object failure
     cdef str what
     cdef bint ended
-    cdef int waiters
+    cdef int waiters            # threads that look at `r`: it is not let go meanwhile
+    cdef int awaiters           # tasks that sleep for it
     cdef uint64_t count
     cdef int other
     cdef uint64_t number
@@ -21,6 +22,8 @@ cdef class Request:
     cdef bint collect(self) noexcept
     cdef bint is_over(self) noexcept
     cdef void let_go(self) noexcept
+    cdef void unpin(self) noexcept
+    cdef int other_rank(self) noexcept
 
 cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t tag, bint any_tag,
                    uint32_t group, const sig_t *sig, Py_ssize_t offset, Py_ssize_t nbytes)

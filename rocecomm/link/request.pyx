@@ -1,11 +1,11 @@
 # cython: language_level=3
 """Requests: transfers in flight, and what holds their memory meanwhile."""
 cimport cython
+from rocecomm.link.aio cimport Awaiter
 from rocecomm.link.base cimport Base, hold, mem_t
 from rocecomm.link.core cimport (
-    F_ANYTAG, F_COLL, F_OWN_MR, K_RECV, K_SEND, S_DONE, S_PULLING, R_CANCELLED,
-    find_group, group_t, pthread_mutex_lock, pthread_mutex_unlock, req_end, req_free, req_new,
-    req_t, sig_t)
+    F_ANYTAG, F_AWAITED, F_COLL, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
+    find_group, group_t, rc_get, rc_get8, req_end, req_new, req_t, sig_t, tell_loops, uint8_t)
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
 from rocecomm.link.region cimport covering
@@ -36,13 +36,17 @@ cdef class Request:
                         "process; send the data it received instead")
 
     cdef bint is_over(self) noexcept:
-        """Whether the transfer has ended, or its collective failed."""
+        """Whether the transfer has ended, or its collective failed. Needs no mutex."""
         cdef group_t *g
-        if self.ended or self.r.state == S_DONE:
+        cdef uint8_t state
+        if self.ended:
             return True
-        if self.r.flags & F_COLL and self.r.state != S_PULLING:
+        state = rc_get8(&self.r.state)
+        if state == S_DONE:
+            return True
+        if self.r.flags & F_COLL and state != S_PULLING:
             g = find_group(self.engine.e, self.r.group, False)
-            return g != NULL and g.aborted
+            return g != NULL and rc_get(<int *>&g.aborted)
         return False
 
     cdef bint collect(self) noexcept:
@@ -51,59 +55,76 @@ cdef class Request:
             return True
         if not self.is_over():
             return False
+        self.waiters += 1           # other threads may run while the error is made
         try:
-            self.failure = self.engine.error_of(self.r, self.what)
+            failure = self.engine.error_of(self.r, self.what)
         except BaseException as error:
-            self.failure = error
-        self.count = self.r.got
-        self.other = self.r.source if self.r.kind == K_RECV else self.r.peer
-        self.number = self.r.tag
-        self.ended = True
-        if self.waiters == 0:
-            self.let_go()
+            failure = error
+        if not self.ended:
+            self.failure = failure
+            self.count = self.r.got
+            self.other = self.other_rank()
+            self.number = self.r.tag
+            self.ended = True
+        self.unpin()
         return True
 
+    cdef void unpin(self) noexcept:
+        """One thread less looks at the C part."""
+        self.waiters -= 1
+        if self.ended and self.waiters == 0:
+            self.let_go()
+
     cdef void let_go(self) noexcept:
-        if self.r != NULL:
-            self.engine.release(self.r, (self.buffer, self.entry))
-            self.r = NULL
-            self.buffer = None
-            self.entry = None
+        cdef req_t *r = self.r
+        if r != NULL:
+            self.r = NULL           # `release` may wait without the GIL
+            buffer, self.buffer = self.buffer, None
+            entry, self.entry = self.entry, None
+            self.engine.release(r, (buffer, entry))
+
+    cdef int other_rank(self) noexcept:
+        """The other rank; -1 while a receive from any source has not matched."""
+        if self.ended:
+            return self.other
+        if self.r.kind == K_RECV and self.r.source >= 0:
+            return self.r.source
+        return self.r.peer
 
     def wait(self, timeout=USE_CONFIG):
         """Waits; returns the bytes sent or received. See the class's stub for the rules."""
-        cdef int result = 0
-        cdef int peer
+        cdef int result
         cdef Base engine = self.engine
-        if not self.ended:
-            deadline = engine.until(timeout)
-            if not self.is_over():
-                self.waiters += 1
-                try:
-                    result = engine.wait_reqs(&self.r, 1, False, deadline)
-                finally:
-                    self.waiters -= 1
-                    if self.ended and self.waiters == 0:
-                        self.let_go()
-            if not self.ended and not self.collect():
-                if result != W_TIMEOUT:
-                    raise engine.closed_error(self.what)
-                peer = self.r.source if self.r.source >= 0 else self.r.peer
-                error = engine.timeout_error(self.what, peer, timeout)
-                if not self.collect():      # it may have ended while we asked
-                    raise error
+        deadline = engine.until(timeout)
+        self.waiters += 1
+        try:
+            if not self.collect():
+                result = engine.wait_reqs(&self.r, 1, False, deadline)
+                if not self.collect():
+                    if result != W_TIMEOUT:
+                        raise engine.closed_error(self.what)
+                    error = engine.timeout_error(self.what, self.other_rank(), timeout)
+                    if not self.collect():      # it may have ended while we asked
+                        raise error
+        finally:
+            self.unpin()
         if self.failure is not None:
             raise self.failure
         return self.count
+
+    def __await__(self):
+        """In a coroutine of an asyncio event loop: waits; see the class's stub for the rules."""
+        cdef RequestAwaiter a = RequestAwaiter.__new__(RequestAwaiter)
+        a.engine = self.engine
+        a.q = self
+        return a
 
     def test(self):
         """Moves traffic once; whether the request has ended (also with an error)."""
         if not self.ended and not self.collect():
             if self.engine.is_open:
                 self.engine.enter()
-                with nogil:
-                    poll_once(self.engine.e, True)
-                self.engine.leave()
+                self.engine.poll_and_leave()
             self.collect()
         return self.ended
 
@@ -112,18 +133,22 @@ cdef class Request:
         had not left; ``wait()`` raises then. False for a send means that the receiver was
         asked to forget it: ``wait()`` tells how that ended."""
         cdef bint done = False
-        if self.ended or self.collect():
-            return False
-        self.engine.enter()
-        if self.r.kind == K_RECV:
-            if unpost_receive(self.engine.e, self.r):
-                req_end(self.engine.e, self.r, R_CANCELLED)
-                done = True
-        else:
-            withdraw(self.engine.e, self.r)
-            done = self.r.state == S_DONE
-        self.engine.leave()
-        self.collect()
+        self.waiters += 1
+        try:
+            if self.collect():
+                return False
+            self.engine.enter()
+            if self.r.state != S_DONE:
+                if self.r.kind != K_RECV:
+                    withdraw(self.engine.e, self.r)
+                    done = self.r.state == S_DONE
+                elif unpost_receive(self.engine.e, self.r):
+                    req_end(self.engine.e, self.r, R_CANCELLED)
+                    done = True
+            self.engine.leave()
+            self.collect()
+        finally:
+            self.unpin()
         return bool(done)
 
     @property
@@ -140,9 +165,7 @@ cdef class Request:
     def source(self):
         """The other rank; -1 while a receive from ANY_SOURCE has not matched."""
         self.collect()
-        if self.ended:
-            return self.other
-        return self.r.source if self.r.kind == K_RECV else self.r.peer
+        return self.other_rank()
 
     @property
     def tag(self):
@@ -158,6 +181,47 @@ cdef class Request:
         state = "in flight" if not self.collect() else "failed" if self.failure is not None else \
             f"done, {self.count} bytes"
         return f"<Request {self.what}, {state}>"
+
+
+@cython.auto_pickle(False)
+@cython.freelist(16)
+@cython.internal
+cdef class RequestAwaiter(Awaiter):
+    """One `await` of a request."""
+    cdef Request q
+    cdef bint pinned
+
+    cdef bint over(self) noexcept:
+        return self.q.is_over()
+
+    cdef bint mark(self) noexcept:
+        if self.q.ended or self.q.r.state == S_DONE:
+            return False
+        self.q.r.flags |= F_AWAITED
+        self.q.awaiters += 1
+        self.pinned = True
+        return True
+
+    cdef void unmark(self) noexcept:
+        if self.pinned:
+            self.pinned = False
+            self.q.awaiters -= 1
+
+    cdef object result(self):
+        if not self.q.collect():
+            raise self.engine.closed_error(self.q.what)
+        if self.q.failure is not None:
+            raise self.q.failure
+        return self.q.count
+
+    cdef object late(self):
+        return self.engine.timeout_error(self.q.what, self.q.other_rank(), USE_CONFIG)
+
+    cdef bint withdraw(self):
+        """Cancels the request unless others await it; whether it goes on all the same."""
+        if self.q.awaiters == 0 and not self.q.ended:
+            self.q.cancel()
+        return not self.q.collect()
 
 
 cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t tag, bint any_tag,
@@ -204,8 +268,10 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
     else:
         start_send(engine.e, &engine.e.peers[peer], r)
     poll_once(engine.e, False)
+    if engine.e.loops != NULL and r.state == S_QUEUED and not receiving:
+        tell_loops(engine.e)            # its credit, or its announcement, may be theirs to see to
     if engine.e.more:
-        with nogil:                     # long reads: soft0 copies within the post
-            poll_once(engine.e, True)
-    engine.leave()
+        engine.poll_and_leave()         # long reads: soft0 copies within the post
+    else:
+        engine.leave()
     return q

@@ -72,6 +72,7 @@ cdef class Links(Base):
         e.cq = (<CQ>self.cq).cq
         e.srq = (<SRQ>self.srq).srq
         e.channel_fd = self.channel.fd
+        os.set_blocking(e.channel_fd, False)    # several threads and event loops may look
         e.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
         if e.wake_fd < 0:
             raise OSError("eventfd failed: too many open files?")
