@@ -143,3 +143,12 @@ def test_gradient_sync():
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", text)]
     assert len(losses) == 10 and losses[-1] < losses[0] / 3
     assert "2 workers and a server on soft0 agree on all parameters" in text
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_asyncio_service(device, ranks):
+    text = launch(sys.executable, "-m", "rocecomm", "run", "-n", ranks, "examples/asyncio_service.py",
+                  device=device)
+    assert f"served {40 * (ranks - 1)} questions of {ranks - 1} clients" in text
+    for rank in range(1, ranks):
+        assert f"rank {rank}: 40 answers, sum " in text

@@ -1,4 +1,5 @@
 """Requests: transfers in flight."""
+from collections.abc import Generator
 from typing import Any
 
 class Request:
@@ -11,6 +12,10 @@ class Request:
         """Waits; returns the bytes that were sent or received. `timeout` in seconds, None:
         for ever, 0: poll once; default the communicator's. Raises the transfer's error, each
         time the same; TimeoutError leaves the request alive and the buffer held."""
+    def __await__(self) -> Generator[Any, None, int]:
+        """In an asyncio coroutine: as `wait()` with the communicator's timeout, without blocking
+        the event loop. Cancelling the task cancels the request as `cancel()` does, unless
+        other tasks await it too."""
     def test(self) -> bool:
         """Moves traffic once; whether the request has ended (also with an error)."""
     def cancel(self) -> bool:
