@@ -362,7 +362,9 @@ def unknown_variables(environ=None):
     nothing reads: most often a typing error."""
     environ = os.environ if environ is None else environ
     known = [field.metadata["env"] for field in settings()]
-    return [(name, next(iter(difflib.get_close_matches(name, known, 1)), None))
+    tails = {name.removeprefix("ROCECOMM_"): name for name in known}    # all begin alike
+    return [(name, tails.get(next(iter(difflib.get_close_matches(
+                name.removeprefix("ROCECOMM_"), tails, 1)), None)))
             for name in sorted(environ)
             if name.startswith("ROCECOMM_") and name not in known
             and not name.startswith(_OTHER_PREFIXES)]
