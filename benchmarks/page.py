@@ -51,25 +51,28 @@ def machine(device):
             f"device {device}, revision {revision}")
 
 
-def block(groups, head):
-    """The generated part of a page. ``groups``: (title, text, rows, failures) each."""
+def table(rows):
+    """The usual table of a group."""
+    lines = ["| row | unit | rocecomm | rival | theirs | ratio | target | |", "|---" * 8 + "|"]
+    for r in rows:
+        name, unit, ours, spread, against, theirs, their_spread, ratio, target, verdict = figures.cells(r)
+        name = name.removesuffix(f" : {against}") + (f"; {r['note']}" if r["note"] else "")
+        ours += f" ({spread})" if spread else ""
+        theirs += f" ({their_spread})" if their_spread else ""
+        lines.append(f"| {' | '.join((name, unit, ours, against, theirs, ratio, target, verdict))} |")
+    return lines
+
+
+def block(results, head):
+    """The generated part of a page. ``results``: (module, rows, failures) each; a module may bring a
+    ``table(rows)`` of its own, which returns lines."""
     lines = [head, ""]
-    for title, text, rows, failures in groups:
-        lines += [f"### {title}", "", text, ""]
+    for module, rows, failures in results:
+        lines += [f"### {module.TITLE}", "", module.TEXT, ""]
         if rows:
-            lines += ["| row | unit | rocecomm | rival | theirs | ratio | target | |",
-                      "|---|---|---|---|---|---|---|---|"]
-        for r in rows:
-            name, unit, ours, spread, against, theirs, their_spread, ratio, target, verdict = figures.cells(r)
-            ours += f" ({spread})" if spread else ""
-            theirs += f" ({their_spread})" if their_spread else ""
-            note = f"; {r['note']}" if r["note"] else ""
-            words = (name + note, unit, ours, against, theirs, ratio, target, verdict)
-            lines.append(f"| {' | '.join(words)} |")
-        if rows:
-            lines.append("")
+            lines += [*getattr(module, "table", table)(rows), ""]
         for failure in failures:
-            lines += [f"Not measured: {failure}", ""]
+            lines += [f"Not measured: {' '.join(failure.split())}", ""]
     return "\n".join(lines).rstrip()
 
 

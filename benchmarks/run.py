@@ -101,8 +101,7 @@ def main(argv=None, groups=GROUPS, which="make bench"):
              "rows": [{"group": module.__name__.rpartition(".")[2], **row}
                       for module, rows, _ in results for row in rows]}, indent=1) + "\n")
     if args.markdown:
-        page.write(args.markdown, which, page.block(
-            [(module.TITLE, module.TEXT, rows, failures) for module, rows, failures in results], head))
+        page.write(args.markdown, which, page.block(results, head))
     if args.plot:
         from benchmarks import plot
         plot.draw(rows, args.plot)

@@ -76,7 +76,7 @@ cdef class Communicator:
     @property
     def counters(self):
         """``bytes_sent``, ``bytes_received``, ``messages_sent``, ``messages_received``, ``seconds``
-        in blocking calls, since the start: dict."""
+        in blocking calls, since the start; ``slot_bytes``, the registered receive and send slots: dict."""
         return self.engine.counters()
 
     # ------------------------------------------------------------------ point to point

@@ -263,12 +263,13 @@ cdef class Engine(Links):
             self.cache.trim(0)
 
     def counters(self):
-        """Bytes, messages and seconds in blocking calls since the start: dict."""
+        """Bytes, messages and seconds in blocking calls since the start, and what its slots take: dict."""
         cdef engine_t *e = self.e
         return {"bytes_sent": e.bytes_sent, "bytes_received": e.bytes_received,
                 "messages_sent": e.messages_sent, "messages_received": e.messages_received,
                 "seconds": self.seconds, "pulls": e.pulls_started,
-                "announced_small": e.announced_small}
+                "announced_small": e.announced_small,
+                "slot_bytes": <uint64_t>(e.n_recv + e.n_send) * e.slot_size}
 
     def describe(self):
         """What wire-up agreed on: rank -> Agreement (mtu, gids, outstanding reads)."""
