@@ -47,59 +47,6 @@ bool sn_qp_busy(struct sn_qp *qp)
 	       atomic_load_explicit(&qp->sq.tail, memory_order_relaxed);
 }
 
-/* A QP in error whose peer may still have receives of ours in its hands: it completes them, or it dies
- * with them. Nor may it have come to the end of flushing what was posted. True: ask again. */
-bool sn_qp_mourn(struct sn_priv_qp *own)
-{
-	struct sn_peer *peer = atomic_load(&own->peer);
-	struct sn_side side = sn_own_side(own);
-	uint64_t now = sn_now();
-	if (!atomic_load(&own->mourning))
-		return false;
-	if (now < own->mourn_at)
-		return true;
-	own->mourn_at = now + 2000000;
-	if (peer && atomic_load(&own->qp->state) == IBV_QPS_ERR) {
-		if (sn_peer_dead(peer, now)) {
-			if (own->qp->srq < 0)
-				sn_rq_flush(own->ctx, &side);
-			sn_rq_flush_taken(own);
-		} else if (sn_rq_has_taken(own)) {
-			return true;
-		}
-	}
-	atomic_store(&own->mourning, false);
-	return false;
-}
-
-bool sn_qp_set_error(const struct sn_side *side)
-{
-	uint32_t state = atomic_load(&side->qp->state);
-	while (state != IBV_QPS_ERR && state != IBV_QPS_RESET && state != SN_QP_FREE)
-		if (atomic_compare_exchange_weak(&side->qp->state, &state, IBV_QPS_ERR))
-			return true;
-	return false;
-}
-
-static void flush_receives(struct sn_ctx *ctx, const struct sn_side *side)
-{
-	sn_rq_flush(ctx, side);
-	struct sn_priv_qp *own = side->peer ? NULL : ctx->qps[side->qp->qpn & (SN_QPS - 1)];
-	struct sn_peer *peer = own ? atomic_load(&own->peer) : NULL;
-	if (peer && peer->dead)
-		sn_rq_flush_taken(own); /* what it took it will not complete */
-}
-
-/* To the error state, once: the receive queue is flushed here, the send queue by its next drive.
- * True if it was this call that did it: then the peer's sends have nobody left to wait for. */
-bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side)
-{
-	if (!sn_qp_set_error(side))
-		return false;
-	flush_receives(ctx, side);
-	return true;
-}
-
 /* ---- the send queue ----------------------------------------------------------------------- */
 
 static enum ibv_wc_opcode wc_opcode(uint32_t opcode)
@@ -225,6 +172,27 @@ static int finish(struct sn_ctx *ctx, const struct sn_side *r, struct sn_swqe *w
 	return err;
 }
 
+/* The same for `num` entries that all went well. EOWNERDEAD: we were stopped, and R has gone on without us. */
+static int finish_batch(struct sn_ctx *ctx, const struct sn_side *r, uint32_t head, uint32_t num)
+{
+	struct sn_sq *sq = &r->qp->sq;
+	int err = 0;
+	for (uint32_t pos = head, end = head + num; pos != end && !err; pos++) {
+		struct sn_swqe *w = sn_swqe_at(r->seg, sq, pos);
+		if (pos + 1 != end && !(w->flags & IBV_SEND_SIGNALED) && !r->qp->sq_sig_all)
+			continue; /* it frees its entry together with a later one */
+		if (atomic_load_explicit(&sq->exec.owner, memory_order_relaxed) != ctx->id)
+			return EOWNERDEAD;
+		if (head != pos && !r->peer)
+			atomic_store_explicit(&sq->head, pos, memory_order_release);
+		else if (head != pos && !atomic_compare_exchange_strong(&sq->head, &head, pos))
+			return EOWNERDEAD;
+		err = finish(ctx, r, w, pos, IBV_WC_SUCCESS);
+		head = pos + 1;
+	}
+	return err;
+}
+
 struct failed {
 	bool r, t;
 };
@@ -300,6 +268,22 @@ static bool run(struct sn_ctx *ctx, const struct sn_side *r, const struct sn_sid
 		if (atomic_load(&qp->state) != state) {
 			let_go(&claim);
 			continue;
+		}
+		if (goes_in_batches(w->opcode) && !sn_faulty()) {
+			uint32_t tail = atomic_load_explicit(&qp->sq.tail, memory_order_acquire);
+			uint32_t done = tail - head > 1 && sn_swqe_at(r->seg, &qp->sq, head + 1)->opcode == w->opcode
+						? sn_batch(&j, head, tail)
+						: 0;
+			if (done) {
+				int err = finish_batch(ctx, r, head, done);
+				let_go(&claim);
+				moved = true;
+				if (err == EOWNERDEAD)
+					break;
+				if (err)
+					failed->r |= fatal(ctx, r, err);
+				continue;
+			}
 		}
 		enum sn_fault_do fault = sn_faulty() ? sn_fault(&j, head) : SN_FAULT_NONE;
 		bool wait = fault == SN_FAULT_WAIT;
@@ -456,7 +440,7 @@ static bool drive(struct sn_ctx *ctx, struct sn_priv_qp *own, const struct sn_si
 		if (!r->peer)
 			sn_wait_claims(ctx, r->qp->qpn, 0);
 		if (atomic_load(&r->qp->state) == IBV_QPS_ERR)
-			flush_receives(ctx, r);
+			sn_flush_receives(ctx, r);
 	}
 	/* a failed QP's own sends are flushed, and its peer's have nobody to wait for any more */
 	if ((failed.t || failed.r) && t && t->qp->dest_qpn == r->qp->qpn && sn_qp_busy(t->qp))

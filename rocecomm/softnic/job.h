@@ -23,6 +23,9 @@ struct job {
 /* Looks at both ends and moves the bytes. DONE leaves R's completion status in the job. */
 enum verdict sn_execute(struct job *j);
 bool sn_name_keys(struct job *j); /* true: the claim covers more than it did */
+enum verdict sn_check_peer(struct job *j);
+void sn_place_before(struct job *j);
+uint32_t sn_batch(struct job *j, uint32_t head, uint32_t tail); /* batch.c */
 /* take.c */
 enum verdict sn_take_receive(struct job *j, uint32_t *item);
 int sn_complete_receive(struct job *j, uint32_t item, enum ibv_wc_status status, uint32_t length, uint32_t kind);
@@ -53,6 +56,11 @@ static inline bool is_local(uint32_t opcode) /* nothing goes to T */
 static inline bool is_inbound(uint32_t opcode) /* the result is written into R's memory */
 {
 	return opcode == IBV_WR_RDMA_READ || is_atomic(opcode);
+}
+
+static inline bool goes_in_batches(uint32_t opcode)
+{
+	return opcode == IBV_WR_RDMA_READ || opcode == IBV_WR_RDMA_WRITE;
 }
 
 static inline bool can_receive(uint32_t state)

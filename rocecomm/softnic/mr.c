@@ -217,6 +217,7 @@ bool sn_mr_covers(struct sn_seg *seg, uint32_t key, const struct sn_qp *qp, uint
 		    (!e->window || (need & REMOTE && (e->window != IBV_MW_TYPE_2 || e->qpn == qp->qpn)));
 	copy->access = e->access;
 	copy->iova = addr - offset;
+	copy->length = size;
 	copy->host = e->host;
 	copy->pool = e->pool;
 	copy->pool_offset = e->pool_offset;

@@ -103,7 +103,7 @@ static enum verdict refuse(struct job *j, enum ibv_wc_status status, enum ibv_ev
 }
 
 /* Is T there, and connected to R? */
-static enum verdict check_peer(struct job *j)
+enum verdict sn_check_peer(struct job *j)
 {
 	struct sn_qp *r = j->r->qp, *t;
 	uint32_t epoch, state;
@@ -172,7 +172,7 @@ static bool put_lazily(struct job *j, uint32_t item)
 }
 
 /* What came earlier on this QP is in memory before what comes now. */
-static void place_before(struct job *j)
+void sn_place_before(struct job *j)
 {
 	struct sn_qp *qp = j->t->qp;
 	if (atomic_load_explicit(&qp->lazy_made, memory_order_acquire) !=
@@ -201,7 +201,7 @@ static enum verdict do_send(struct job *j)
 	if (!reachable(far, num_far) && put_lazily(j, item)) {
 		kind = SN_CQE_LAZY;
 	} else {
-		place_before(j);
+		sn_place_before(j);
 		j->status = transfer(j, true, far, num_far, j->w->length);
 		if (j->status != IBV_WC_SUCCESS) {
 			sn_complete_receive(j, item, IBV_WC_LOC_PROT_ERR, 0, 0);
@@ -245,7 +245,7 @@ static enum verdict do_write(struct job *j, bool imm)
 		return DONE;
 	if (imm && (v = sn_take_receive(j, &item)) != DONE)
 		return v;
-	place_before(j);
+	sn_place_before(j);
 	j->status = transfer(j, true, &far, 1, j->w->length);
 	if (imm) {
 		int err = sn_complete_receive(j, item, j->status ? IBV_WC_LOC_PROT_ERR : IBV_WC_SUCCESS, j->w->length, 0);
@@ -261,7 +261,7 @@ static enum verdict do_read(struct job *j)
 	check_remote(j, IBV_ACCESS_REMOTE_READ, &far);
 	if (j->status != IBV_WC_SUCCESS)
 		return DONE;
-	place_before(j);
+	sn_place_before(j);
 	j->status = transfer(j, false, &far, 1, j->w->length);
 	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
 }
@@ -277,7 +277,7 @@ static enum verdict do_atomic(struct job *j)
 		return DONE;
 	if (w->remote_addr % 8)
 		return refuse(j, IBV_WC_REM_INV_REQ_ERR, IBV_EVENT_QP_REQ_ERR);
-	place_before(j);
+	sn_place_before(j);
 	enum ibv_wc_status status = outcome(j, sn_atomic(j->ctx, j->t, &far, w->opcode, w->compare_add, w->swap, &old));
 	if (status != IBV_WC_SUCCESS)
 		return refuse(j, status, IBV_EVENT_QP_ACCESS_ERR);
@@ -303,7 +303,7 @@ static enum verdict do_atomic_write(struct job *j)
 		j->status = IBV_WC_LOC_PROT_ERR;
 		return DONE;
 	}
-	place_before(j);
+	sn_place_before(j);
 	j->status = outcome(j, sn_atomic(j->ctx, j->t, &far, IBV_WR_ATOMIC_WRITE, 0, value, &old));
 	return j->status ? refuse(j, j->status, IBV_EVENT_QP_ACCESS_ERR) : DONE;
 }
@@ -374,7 +374,7 @@ enum verdict sn_execute(struct job *j)
 		return DONE;
 	if (j->r->qp->type == IBV_QPT_UD)
 		return do_datagram(j);
-	v = check_peer(j);
+	v = sn_check_peer(j);
 	if (v == DONE && j->status == IBV_WC_SUCCESS)
 		switch (j->w->opcode) {
 		case IBV_WR_SEND:

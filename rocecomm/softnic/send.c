@@ -95,11 +95,11 @@ static int fill(struct sn_priv_qp *priv, uint32_t pos, const struct ibv_send_wr 
 
 #define ROOM_WAIT_NS (SN_LOCK_WAIT_NS / 4)
 
-/* Room in the queue: a signaled entry keeps its place until its completion is polled, so a completion queue
+/* Room in the queue, in entries: a signaled entry keeps its place until its completion is polled, so a completion queue
  * made to measure does not overrun. The program may have polled the completion of an entry that its
  * executor, in another process, is just about to take out: then there is room in a moment, or when that
  * process has its CPU back. */
-bool sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
+uint32_t sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
 {
 	struct sn_sq *sq = &priv->qp->sq;
 	uint64_t start = 0;
@@ -108,14 +108,15 @@ bool sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
 		uint32_t reaped = atomic_load_explicit(&priv->reaped, memory_order_acquire);
 		uint32_t head = atomic_load_explicit(&sq->head, memory_order_acquire);
 		uint32_t unpolled = atomic_load_explicit(&sq->reported, memory_order_acquire) - reaped;
-		if (tail - head + unpolled < priv->init.cap.max_send_wr)
-			return true;
+		uint32_t used = tail - head + unpolled;
+		if (used < priv->init.cap.max_send_wr)
+			return priv->init.cap.max_send_wr - used;
 		if (atomic_load_explicit(&sq->head, memory_order_acquire) != head ||
 		    atomic_load_explicit(&priv->reaped, memory_order_acquire) != reaped)
 			continue; /* then look again */
 		if (atomic_load_explicit(&sq->completing, memory_order_relaxed) != head + 1 ||
 		    !priv->init.cap.max_send_wr)
-			return false;
+			return 0;
 		sched_yield();
 		if (tries % 64 != 63)
 			continue;
@@ -123,7 +124,7 @@ bool sn_sq_room(struct sn_priv_qp *priv, uint32_t tail)
 		if (!start)
 			start = now;
 		else if (now - start > ROOM_WAIT_NS)
-			return false;
+			return 0;
 	}
 }
 
@@ -165,11 +166,12 @@ int sn_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr 
 	sn_spin(&priv->post_lock);
 	err = sn_sq_ready(priv);
 	uint32_t tail = atomic_load_explicit(&priv->qp->sq.tail, memory_order_relaxed);
-	for (; !err && wr; wr = wr->next) {
-		err = sn_sq_room(priv, tail) ? fill(priv, tail, wr) : ENOMEM;
+	for (uint32_t room = 0; !err && wr; wr = wr->next, tail++, room--) {
+		if (!room)
+			room = sn_sq_room(priv, tail);
+		err = room ? fill(priv, tail, wr) : ENOMEM;
 		if (err)
 			break;
-		tail++;
 	}
 	if (err)
 		*bad = wr;

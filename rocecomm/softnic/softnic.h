@@ -412,7 +412,7 @@ int sn_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr *
 bool sn_sq_takes(uint32_t type, uint32_t opcode);
 bool sn_sq_inlines(uint32_t opcode);
 int sn_sq_ready(struct sn_priv_qp *qp);
-bool sn_sq_room(struct sn_priv_qp *qp, uint32_t tail);
+uint32_t sn_sq_room(struct sn_priv_qp *qp, uint32_t tail);
 void sn_sq_publish(struct sn_priv_qp *qp, uint32_t tail);
 
 /* ---- qp_ex.c */
@@ -422,12 +422,15 @@ struct ibv_qp *sn_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_a
 bool sn_qp_busy(struct sn_qp *qp);
 bool sn_drive(struct sn_priv_qp *qp);	   /* own send queue; true: something moved */
 bool sn_drive_peer(struct sn_priv_qp *qp); /* the send queue of the QP that this one is connected to */
-bool sn_qp_mourn(struct sn_priv_qp *qp);
-bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
-bool sn_qp_set_error(const struct sn_side *side);
 struct sn_side sn_own_side(struct sn_priv_qp *qp);
 bool sn_peer_side(struct sn_priv_qp *qp, struct sn_side *side);
 uint64_t sn_rnr_timer_ns(uint8_t code);
+
+/* ---- qp_fail.c */
+bool sn_qp_mourn(struct sn_priv_qp *qp);
+bool sn_qp_fail(struct sn_ctx *ctx, const struct sn_side *side);
+bool sn_qp_set_error(const struct sn_side *side);
+void sn_flush_receives(struct sn_ctx *ctx, const struct sn_side *side);
 
 /* ---- fault.c, fault_act.c */
 extern _Atomic uint32_t *sn_faults, sn_no_faults;
