@@ -200,6 +200,9 @@ class Config:
     reg_cache: int = _setting(
         "REG_CACHE", _size(0, 1 << 50), 1 << 30,
         "bytes of registrations kept for reuse where registering costs something")
+    reg_cache_mode: str = _setting(
+        "REG_CACHE_MODE", _choice("auto", "always"), "auto",
+        "whether registrations are kept where registering costs nothing as well (for tests)")
 
     # collectives
     algorithm: str = _setting(

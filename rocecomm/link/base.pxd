@@ -31,7 +31,7 @@ cdef class Base:
     cdef object memory          # slots, status, mirror
     cdef object memory_mr
     cdef dict qps
-    cdef object cache
+    cdef readonly object cache
     cdef bytes secret           # key for descriptors, made from the job's secret
     cdef uint64_t generation    # registrations made so far
     cdef list held              # MRs that a stopped peer kept from being deregistered

@@ -3,7 +3,7 @@
 
 They are touched only with `engine_t.mutex` held (never while waiting for the GIL), so every
 function on them runs without the GIL. cimport order of link/: wire, core, match, peer,
-rendezvous, progress, base, region, request, blocking, setup, engine; nobody cimports to the right.
+rendezvous, progress, base, regcache, region, request, blocking, setup, engine; nobody cimports to the right.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from rocecomm.link.wire cimport rc_header, sig_t

@@ -110,7 +110,7 @@ cdef class Links(Base):
         for i in range(<uint32_t>self.size):
             if <int>i != self.rank:
                 e.peers[i].state = P_READY
-        if not self.reg_free and config.reg_cache:
+        if config.reg_cache and (config.reg_cache_mode == "always" or not self.reg_free):
             self.cache = RegistrationCache(self.pd, config.reg_cache, device.max_mr)
         config.logger().info(wireup.start_line(config, mine, port, self.info, self.size))
 
