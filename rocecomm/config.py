@@ -188,11 +188,11 @@ class Config:
         "largest message copied through a receive slot; above it the receiver reads "
         "straight from the sender's array", wire=True)
     peer_credits: int = _setting(
-        "PEER_CREDITS", _integer(2, 4096), 16,
-        "receive slots reserved for each peer", wire=True)
+        "PEER_CREDITS", _integer(2, 4096), 4,
+        "receive slots for payloads that each peer has to itself", wire=True)
     recv_pool: int = _setting(
         "RECV_POOL", _integer(16, 1 << 20), 512,
-        "receive slots shared by all peers of a rank")
+        "receive slots beyond those, lent to the peers that send")
     unexpected_limit: int = _setting(
         "UNEXPECTED_LIMIT", _size(0, 1 << 40), 64 << 20,
         "bytes of messages without a matching receive that a rank stores; beyond it they "

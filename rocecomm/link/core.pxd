@@ -259,11 +259,17 @@ ctypedef struct peer_t:
     uint32_t ctrl_sent
     uint32_t ctrl_acked
     uint32_t ctrl_credits
-    # what this side gave back, and what of it the peer was told
-    uint32_t eager_freed
+    # what this side gave beyond the first grant, and what of it the peer was told
+    uint32_t eager_given
     uint32_t eager_told
     uint32_t ctrl_freed
     uint32_t ctrl_told
+    uint32_t eager_got      # payloads received, and credits returned unused
+    uint32_t grant          # payload slots that this peer may fill now: its reserve and what is lent
+    bint hungry             # could use more than there was to lend
+    bint recall_due         # is going to be asked for what it does not use
+    bint recall_out         # was asked
+    int64_t recalled_at
     uint64_t send_seq
     uint64_t recv_seq
     # send queue
@@ -357,8 +363,13 @@ ctypedef struct engine_t:
     uint32_t *send_free
     uint32_t n_send_free
     uint64_t eager_limit
-    uint32_t eager_grant    # slots each peer may fill with payloads, and with short messages
-    uint32_t ctrl_grant
+    uint32_t eager_grant    # payload slots that each peer may fill at first
+    uint32_t ctrl_grant     # slots that each peer may fill with short messages
+    uint32_t reserve        # payload slots of a peer that are never lent to others
+    uint32_t fair           # a peer's share if all wanted slots at once
+    uint32_t max_grant
+    uint32_t pool           # payload slots that are lent to nobody
+    uint32_t n_hungry
     uint32_t strangers      # messages refused: not of this job, or not understood
     # requests
     req_t **blocks

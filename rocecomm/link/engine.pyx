@@ -294,11 +294,11 @@ cdef class Engine(Links):
                 "rank": p.rank, "state": p.state, "sq": (p.sq_tail, p.sq_head),
                 "eager": (p.eager_sent, p.eager_acked, p.eager_credits),
                 "ctrl": (p.ctrl_sent, p.ctrl_acked, p.ctrl_credits),
-                "freed": (p.eager_freed, p.ctrl_freed), "seq": (p.send_seq, p.recv_seq),
+                "freed": (p.eager_given, p.ctrl_freed), "grant": p.grant, "seq": (p.send_seq, p.recv_seq),
                 "sends": p.sends.n, "announced": p.announced.n, "posted": p.posted.n,
                 "pulls": p.pulls.n, "reading": p.reading.n, "unexpected": p.unexpected.n,
                 "ctl": p.ctl_n, "dirty": bool(p.dirty), "heartbeats": p.status_n,
-                "strangers": self.e.strangers})
+                "pool": self.e.pool, "strangers": self.e.strangers})
         return out
 
     # -------------------------------------------------------------------------- close

@@ -3,8 +3,8 @@
 
 Every message except CREDIT and GOODBYE takes one of the slots that the receiver has set
 aside for this sender, so a receive is always posted: `eager` slots for payloads, given
-back when the message has been matched, and `ctrl` slots for short messages, given back
-as soon as they are read. CREDIT is sent when half of either kind is owed; since what is
+back when the message has been matched and lent where they are needed (lend.pyx), and
+`ctrl` slots for short messages, given back as soon as they are read. CREDIT is sent when half of either kind is owed; since what is
 unread of it holds at least half a grant each, no more than four can be under way, and
 the receiver has room for them beyond the grants. So credits cannot deadlock.
 """
@@ -15,8 +15,9 @@ from rocecomm.link.core cimport (
     Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, engine_t,
     find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, rc_set, rc_set8, req_end,
     req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
+from rocecomm.link.lend cimport give_back
 from rocecomm.link.wire cimport (
-    ABORT, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION, ANSWER_OK, rc_header)
+    ABORT, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION, RECALL, ANSWER_OK, rc_header)
 from rocecomm.verbs.libibverbs cimport (
     IBV_QPS_ERR, IBV_QP_STATE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE, IBV_WR_SEND, IBV_WC_WR_FLUSH_ERR, ibv_post_send, ibv_post_srq_recv,
@@ -58,7 +59,7 @@ cdef inline void fill_header(engine_t *e, peer_t *p, rc_header *h) noexcept nogi
     h.version = RC_VERSION
     h.source = e.rank
     h.instance = p.instance
-    h.eager_back = p.eager_told = p.eager_freed
+    h.eager_back = p.eager_told = p.eager_given
     h.ctrl_back = p.ctrl_told = p.ctrl_freed
 
 
@@ -213,6 +214,13 @@ cdef bint drain_ctl(engine_t *e, peer_t *p) noexcept nogil:
         e.ctl_free = c
     if p.state != P_READY:
         return True
+    if p.recall_due and p.ctrl_sent - p.ctrl_acked < p.ctrl_credits:
+        memset(&h, 0, sizeof(h))
+        h.kind = RECALL
+        h.size = (p.grant - e.reserve + 1) // 2
+        if post_message(e, p, &h, NULL, 0) == 1:
+            p.ctrl_sent += 1
+            p.recall_due = False
     if p.credit_due:
         memset(&h, 0, sizeof(h))
         h.kind = CREDIT
@@ -224,14 +232,14 @@ cdef bint drain_ctl(engine_t *e, peer_t *p) noexcept nogil:
         h.kind = GOODBYE
         if post_message(e, p, &h, NULL, 0) == 1:
             p.goodbye_due = False
-    if p.ctl_head != NULL or p.credit_due or p.goodbye_due:
+    if p.ctl_head != NULL or p.credit_due or p.goodbye_due or p.recall_due:
         mark_dirty(e, p)
         return False
     return True
 
 
 cdef inline bint owes(engine_t *e, peer_t *p) noexcept nogil:
-    return ((p.eager_freed - p.eager_told) * 2 >= e.eager_grant
+    return ((p.eager_given - p.eager_told) * 2 >= p.grant
             or (p.ctrl_freed - p.ctrl_told) * 2 >= e.ctrl_grant)
 
 
@@ -271,7 +279,7 @@ cdef void free_slot(engine_t *e, peer_t *p, uint32_t slot, uint8_t kind) noexcep
     """A receive slot has been read: posts it again and owes its sender the credit."""
     repost_slot(e, slot)
     if kind == EAGER:
-        p.eager_freed += 1
+        give_back(e, p)
     elif kind == CREDIT or kind == GOODBYE:
         return
     else:
@@ -326,7 +334,8 @@ cdef void retire(engine_t *e, peer_t *p, uint32_t position, bint good) noexcept 
             p.status_out = False
             if good:
                 saw_status(e, p)
-    if p.sends.head != NULL or p.ctl_head != NULL or p.credit_due or p.goodbye_due:
+    if (p.sends.head != NULL or p.ctl_head != NULL or p.credit_due or p.goodbye_due
+            or p.recall_due):
         mark_dirty(e, p)
 
 
@@ -400,8 +409,7 @@ cdef void drop_ctl(engine_t *e, peer_t *p) noexcept nogil:
         e.ctl_free = c
     p.ctl_tail = NULL
     p.ctl_n = 0
-    p.credit_due = False
-    p.goodbye_due = False
+    p.credit_due = p.goodbye_due = p.recall_due = False
 
 
 cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t vendor,

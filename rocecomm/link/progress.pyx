@@ -12,6 +12,7 @@ from rocecomm.link.core cimport (
     pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
     req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
+from rocecomm.link.lend cimport count_payload, on_recall, on_return
 from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.peer cimport (
     beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
@@ -19,6 +20,7 @@ from rocecomm.link.rendezvous cimport (
     accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
 from rocecomm.link.wire cimport (
     ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, GOODBYE, RC_MAGIC, RC_VERSION,
+    RECALL, RETURN,
     WITHDRAW, WITHDRAWN, rc_header)
 from rocecomm.verbs.libibverbs cimport (
     IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc)
@@ -86,6 +88,8 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
             break_peer(e, p, -2, IBV_WC_RECV, 0, 0, h.size)
             return
         p.recv_seq += 1
+        if h.kind == EAGER:
+            count_payload(e, p)
         if h.coll_seq != 0 and disagrees(e, h):
             if h.kind == ANNOUNCE:
                 queue_ctl(e, p, DONE, h.req, h.gen, ANSWER_MISMATCH)
@@ -110,7 +114,7 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
             if u.h.flags & FLAG_BLOCKING:
                 ask_cycle(e)
             free_slot(e, p, slot, ANNOUNCE)
-        elif p.in_slots >= e.eager_grant // 2 and e.stored + h.size <= e.stored_limit:
+        elif p.in_slots >= p.grant // 2 and e.stored + h.size <= e.stored_limit:
             u.copy = <char *>malloc(h.size + 1)
             if u.copy != NULL:
                 memcpy(u.copy, <char *>h + sizeof(rc_header), h.size)
@@ -130,6 +134,10 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         on_abort(e, h)
     elif h.kind == CYCLE or h.kind == CYCLE_YES:
         on_cycle(e, p, h)
+    elif h.kind == RECALL:
+        queue_ctl(e, p, RETURN, 0, 0, on_recall(p, h.size))
+    elif h.kind == RETURN:
+        on_return(e, p, h.size)
     elif h.kind == GOODBYE:
         leave_peer(e, p)
     free_slot(e, p, slot, h.kind)

@@ -7,8 +7,6 @@ from .base import Base
 class Links(Base):
     def open(self, config: Config, group: Any, port: int) -> None:
         """Creates everything on the device and connects to all ranks of `group`."""
-    def plan_credits(self, config: Config, device: Any, others: int) -> tuple[int, int]:
-        """How many slots for payloads and for short messages each peer gets."""
     def make_memory(self) -> None: ...
     def make_endpoint(self, config: Config, group: Any, port: int, port_attr: Any, device: Any,
                       depth: int, eager: int, ctrl: int) -> Any: ...

@@ -18,8 +18,9 @@ import os
 import secrets
 
 from ..enums import AccessFlags
-from ..errors import ConfigError, VerbsError
+from ..errors import VerbsError
 from . import failure, wireup
+from .credits import plan_credits
 from .regcache import RegistrationCache
 
 cdef extern from "<sys/eventfd.h>" nogil:
@@ -30,11 +31,6 @@ cdef extern from "<sys/eventfd.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int) noexcept
     int usleep(unsigned int) noexcept
-
-#: Slots beyond the grants of a peer: CREDIT and GOODBYE, which need no credit (see peer.pyx).
-cdef enum:
-    SPARE_SLOTS = 6
-
 
 cdef class Links(Base):
     """An engine's device, queues, memory and connections."""
@@ -55,9 +51,12 @@ cdef class Links(Base):
         e.eager_limit = config.eager_limit
         e.slot_size = (sizeof(rc_header) + max(config.eager_limit, sizeof(abort_t)) + 63) & ~63
         self.reg_free = bool(e.ops.reg_is_free())
-        eager, ctrl = self.plan_credits(config, device, others)
-        e.eager_grant, e.ctrl_grant = eager, ctrl
-        e.n_recv = others * (eager + ctrl + SPARE_SLOTS) + (RECYCLE if others else 0)
+        plan = plan_credits(config, e.slot_size, others, device.max_srq_wr, self.device)
+        eager, ctrl = plan.grant, plan.ctrl
+        e.eager_grant, e.ctrl_grant, e.reserve = plan.grant, plan.ctrl, plan.reserve
+        e.max_grant, e.pool = plan.most, plan.pool - others * (plan.grant - plan.reserve)
+        e.fair = plan.reserve + plan.pool // max(1, others)
+        e.n_recv = plan.slots(others) + (RECYCLE if others else 0)
         e.n_send = min(256, max(32, 16 * others)) if others else 1
         depth = 128 if others <= 16 else 64
         while depth > 16 and (depth > device.max_qp_wr
@@ -114,23 +113,6 @@ cdef class Links(Base):
             self.cache = RegistrationCache(self.pd, config.reg_cache, device.max_mr)
         config.logger().info(wireup.start_line(config, mine, port, self.info, self.size))
 
-    def plan_credits(self, config, device, int others):
-        """How many slots for payloads and for short messages each peer gets."""
-        if others == 0:
-            return 1, 1
-        slot = self.e.slot_size
-        eager = max(config.peer_credits, min(64, config.recv_pool // others))
-        eager = max(2, min(eager, config.unexpected_limit // slot // others))
-        ctrl = max(4, config.peer_credits)
-        while others * (eager + ctrl + SPARE_SLOTS) + RECYCLE > device.max_srq_wr:
-            if eager <= 2 and ctrl <= 4:
-                raise ConfigError(
-                    f"{self.device} holds {device.max_srq_wr} shared receives, too few for "
-                    f"{others} peers; use fewer ranks", name="peer_credits",
-                    value=config.peer_credits)
-            eager, ctrl = max(2, eager // 2), max(4, ctrl // 2)
-        return eager, ctrl
-
     def make_memory(self):
         """Receive and send slots; behind them the status that peers read, in a region of its own."""
         cdef engine_t *e = self.e
@@ -176,6 +158,7 @@ cdef class Links(Base):
             self.qps[r] = qp
             p = &e.peers[r]
             p.rank = r
+            p.grant = eager
             p.qp = qp.qp
             p.qpn = qp.qp.qp_num
             p.max_inline = qp.max_inline_data if inline else 0

@@ -17,7 +17,7 @@ cdef extern from *:
         uint16_t flags;      /*  4 */
         uint16_t dtype;      /*  6 kind character << 8 | item size */
         uint32_t source;     /*  8 rank of the sender */
-        uint32_t eager_back; /* 12 eager slots given back so far, modulo 2^32 */
+        uint32_t eager_back; /* 12 eager slots given so far beyond the first grant, modulo 2^32 */
         uint64_t instance;   /* 16 of the receiver: a stranger's message is refused */
         uint64_t tag;        /* 24 */
         uint64_t seq;        /* 32 counts matchable messages of this pair */
@@ -78,6 +78,8 @@ cpdef enum Kind:
     GOODBYE = 8         # the sender closes; nothing follows
     CYCLE = 9           # both block in sends to each other, is that so?
     CYCLE_YES = 10      # it is: both sends have failed
+    RECALL = 11         # others need slots: give back what you do not use, up to `size`
+    RETURN = 12         # answer: `size` credits for payloads, unused
 
 cpdef enum Flag:
     FLAG_BLOCKING = 1   # the sender does nothing else until this is taken

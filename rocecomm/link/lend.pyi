@@ -1,0 +1,1 @@
+"""Lends receive slots to those who send; nothing for Python."""
