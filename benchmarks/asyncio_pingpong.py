@@ -1,160 +1,185 @@
-#!/usr/bin/env python3
-"""asyncio ping-pong: rocecomm against bare pipes, turn by turn in one run.
+"""asyncio ping-pong between two processes: rocecomm against bare pipes, and against UCXX's own asyncio.
 
-    python benchmarks/asyncio_pingpong.py [--device soft0] [--size 8] [--rounds 7] [--count 3000]
-                                          [--loop asyncio|uvloop] [--spin SECONDS] [--json [FILE]]
-
-Two processes. rocecomm: both sides `await comm.isend(...)` and `await comm.irecv(...)`. The
-rival is the least that asyncio can do between two processes: `os.write` into a pipe, and
-`loop.add_reader` with `os.read` and a future on the other side. Half round trip in microseconds,
-median and best over the rounds. `--spin 0` lets rocecomm never poll before it sleeps.
-
-`--json` prints (or writes to FILE) one object: ``{"size": 8, "loop": "asyncio", "rocecomm": {"median":
-us, "best": us}, "pipes": {...}, "ratio": rocecomm's median / pipes' median}``.
+rocecomm: both sides ``await comm.isend(...)`` and ``await comm.irecv(...)``. Pipes: the least that
+asyncio can do between two processes, ``os.write`` into a pipe, and ``loop.add_reader`` with ``os.read``
+and a future on the other side. UCXX: ``await ep.send(...)`` and ``await ep.recv(...)``.
 """
 
-import argparse
 import asyncio
-import json
+import importlib.util
 import os
-import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+from benchmarks import figures, processes  # noqa: E402
+
+SIZES = {"8 B": 8, "4 KiB": 4096}       # a pipe takes up to 4 KiB as a whole
+SECONDS = 0.15
+
+TITLE = "asyncio"
+TEXT = ("Half a round trip of a ping-pong of two event loops. Pipes: the least that asyncio can do between "
+        "two processes: `os.write` into a pipe, `loop.add_reader` and a future at the other end. UCXX is its "
+        "own asyncio interface, `await ep.send(...)`, `await ep.recv(...)`.")
 
 
-class Pipe:
-    """One end of a pair of pipes in an event loop."""
+def name_of(label, rival):
+    return f"asyncio {label} : {rival}"
 
-    def __init__(self, loop, read_fd, write_fd, size):
-        self.loop, self.read_fd, self.write_fd, self.size = loop, read_fd, write_fd, size
-        self.waiter = None
-        loop.add_reader(read_fd, self.readable)
+
+ROWS = tuple(name_of(label, rival) for label in SIZES for rival in ("pipes", "ucxx"))
+
+
+# ------------------------------------------------------------------------- in the child
+
+class Pipes:
+    def __init__(self, rank, loop):
+        folder = Path(os.environ["BENCH_FOLDER"])
+        for name in ("0", "1"):
+            try:
+                os.mkfifo(folder / f"pipe-{name}")
+            except FileExistsError:
+                continue
+        # read and write, so that opening waits for nobody
+        self.mine, self.theirs = (os.open(folder / f"pipe-{r}", os.O_RDWR) for r in (rank, 1 - rank))
+        self.loop, self.waiter = loop, None
+        loop.add_reader(self.mine, self.readable)
 
     def readable(self):
-        data = os.read(self.read_fd, self.size)
+        data = os.read(self.mine, 4096)
         waiter, self.waiter = self.waiter, None
         waiter.set_result(data)
 
-    def recv(self):
-        self.waiter = self.loop.create_future()
-        return self.waiter
+    async def pingpong(self, first, out, into, count):
+        data = out.tobytes()
+        for i in range(2 * count):
+            if i % 2 == first:
+                self.waiter = self.loop.create_future()
+                got = await self.waiter
+            else:
+                os.write(self.theirs, data)
+        into.data[:len(got)] = got
 
-    def send(self, data):
-        os.write(self.write_fd, data)
+
+class Ours:
+    def __init__(self, rank, loop):
+        import rocecomm
+
+        self.comm = rocecomm.init()
+        self.other = 1 - rank
+
+    async def pingpong(self, first, out, into, count):
+        comm, other = self.comm, self.other
+        for i in range(2 * count):
+            if i % 2 == first:
+                await comm.irecv(into, other)
+            else:
+                await comm.isend(out, other)
 
 
-async def over_pipes(pipe, rank, data, count):
-    start = time.perf_counter()
-    for _ in range(count):
+class Ucxx:
+    def __init__(self, rank, loop):
+        loop.run_until_complete(self.connect(rank))
+
+    async def connect(self, rank):
+        import ucxx
+
+        ucxx.init()
+        where = Path(os.environ["BENCH_FOLDER"]) / "ucxx-port"
         if rank == 0:
-            pipe.send(data)
-            await pipe.recv()
+            came = asyncio.get_running_loop().create_future()
+
+            async def accept(ep):
+                came.set_result(ep)
+
+            self.listener = ucxx.create_listener(accept)
+            part = where.with_suffix(".part")
+            part.write_text(str(self.listener.port))
+            part.rename(where)
+            self.ep = await asyncio.wait_for(came, 30)
         else:
-            await pipe.recv()
-            pipe.send(data)
-    return (time.perf_counter() - start) / count / 2
+            end = time.monotonic() + 30
+            while not where.exists():
+                if time.monotonic() > end:
+                    raise TimeoutError("ucxx: no listener within 30 s")
+                await asyncio.sleep(0.01)
+            self.ep = await ucxx.create_endpoint("127.0.0.1", int(where.read_text()))
+
+    async def pingpong(self, first, out, into, count):
+        ep = self.ep
+        for i in range(2 * count):
+            if i % 2 == first:
+                await ep.recv(into)
+            else:
+                await ep.send(out)
 
 
-async def over_rocecomm(comm, rank, out, into, count):
-    other = 1 - rank
-    start = time.perf_counter()
-    for _ in range(count):
-        if rank == 0:
-            await comm.isend(out, other)
-            await comm.irecv(into, other)
-        else:
-            await comm.irecv(into, other)
-            await comm.isend(out, other)
-    return (time.perf_counter() - start) / count / 2
+KINDS = {"rocecomm": Ours, "pipes": Pipes, "ucxx": Ucxx}
 
 
-async def child(rank, fds, options):
-    """One of the two processes; rank 0 prints the times."""
+def child(kind, rank):
     import numpy as np
 
-    import rocecomm
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    side = KINDS[kind](rank, loop)
 
-    settings = {} if options.spin is None else {"spin": options.spin}
-    comm = rocecomm.init(**settings)
-    pipe = Pipe(asyncio.get_running_loop(), *fds, options.size)
-    out, into = np.zeros(options.size, "u1"), np.zeros(options.size, "u1")
-    times = {"rocecomm": [], "pipes": []}
-    for turn in range(options.rounds + 1):
-        count = options.count if turn else options.count // 10      # the first only warms up
-        mine = await over_rocecomm(comm, rank, out, into, count)
-        theirs = await over_pipes(pipe, rank, bytes(options.size), count)
-        if turn:
-            times["rocecomm"].append(mine * 1e6)
-            times["pipes"].append(theirs * 1e6)
-    comm.close()
-    if rank == 0:
-        print(json.dumps(times))
+    def pingpong(size, count):
+        out, into = np.arange(size, dtype=np.uint8), np.zeros(size, np.uint8)
+        for warm in (max(1, count // 20), count):
+            start = time.perf_counter()
+            loop.run_until_complete(side.pingpong(0 if rank else 1, out, into, warm))
+            took = time.perf_counter() - start
+        if not np.array_equal(out, into):
+            raise AssertionError(f"{kind}: wrong bytes of size {size}")
+        return {"s": took}
 
-
-def measure(options):
-    there, back = os.pipe(), os.pipe()
-    fds = [(back[0], there[1]), (there[0], back[1])]
-    with tempfile.TemporaryDirectory() as folder:
-        procs = []
-        for rank in range(2):
-            env = {**os.environ, "ROCECOMM_RANK": str(rank), "ROCECOMM_WORLD_SIZE": "2",
-                   "ROCECOMM_JOB_ID": f"bench-{Path(folder).name}", "PYTHONPATH": str(ROOT)}
-            if options.device:
-                env["ROCECOMM_IB_HCA"] = options.device
-            procs.append(subprocess.Popen(
-                [sys.executable, __file__, *sys.argv[1:], "--child", str(rank), *map(str, fds[rank])],
-                env=env, pass_fds=fds[rank], stdout=subprocess.PIPE if rank == 0 else None, text=True))
-        try:
-            text = procs[0].communicate(timeout=120)[0]
-            if any(p.wait(20) for p in procs):
-                sys.exit("a rank failed")
-        finally:
-            for p in procs:
-                p.kill()
-            for fd in (*there, *back):
-                os.close(fd)
-    return json.loads(text)
+    processes.serve(rank, {"pingpong": pingpong})
+    os._exit(0)         # the loop and UCXX's listener go with the process
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--device")
-    parser.add_argument("--size", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--count", type=int, default=3000)
-    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio")
-    parser.add_argument("--spin", type=float)
-    parser.add_argument("--json", nargs="?", const="-")
-    parser.add_argument("--child", nargs=3, type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        run = asyncio.run
-        if options.loop == "uvloop":
-            import uvloop
+# ------------------------------------------------------------------------ in the parent
 
-            run = uvloop.run
-        run(child(options.child[0], options.child[1:], options))
-        return
-    times = measure(options)
-    result = {"size": options.size, "loop": options.loop}
-    for name, all_ in times.items():
-        result[name] = {"median": statistics.median(all_), "best": min(all_)}
-    result["ratio"] = result["rocecomm"]["median"] / result["pipes"]["median"]
-    if options.json == "-":
-        print(json.dumps(result))
-    elif options.json:
-        Path(options.json).write_text(json.dumps(result))
-    else:
-        print(f"{options.size} B, half round trip in us, {options.loop}: ", end="")
-        for name in times:
-            print(f"{name} {result[name]['median']:.1f} (best {result[name]['best']:.1f}), ", end="")
-        print(f"ratio {result['ratio']:.2f}")
+def start(kind, device):
+    env = {"ROCECOMM_WORLD_SIZE": "2", "ROCECOMM_IB_HCA": device, "UCX_LOG_LEVEL": "error",
+           "ROCECOMM_JOB_ID": f"bench-asyncio-{os.getpid()}"}
+    return processes.Ranks(f"asyncio, {kind}", 2, [
+        ([sys.executable, __file__, kind, rank], {**env, "ROCECOMM_RANK": rank}) for rank in ("0", "1")])
+
+
+def measure(rounds, device="soft0", wanted=lambda name: True):
+    needed = [k for k in ("pipes", "ucxx") if any(wanted(name_of(label, k)) for label in SIZES)]
+    if "ucxx" in needed and importlib.util.find_spec("ucxx") is None:
+        needed.remove("ucxx")
+        yield "ucxx is not installed (tools/setup.sh bench)"
+    running = {}
+    try:
+        for kind in ("rocecomm", *needed):
+            running[kind] = start(kind, device)
+        for label, size in SIZES.items():
+            names = [k for k in needed if wanted(name_of(label, k))]
+            if not names:
+                continue
+            counts, found = {}, {k: [] for k in ("rocecomm", *names)}
+            for kind in found:
+                each = running[kind].ask({"do": "pingpong", "size": size, "count": 200})[0]["s"] / 200
+                counts[kind] = max(20, min(20000, int(SECONDS / each)))
+            for _ in range(rounds):
+                for kind, figures_ in found.items():
+                    count = counts[kind]
+                    took = running[kind].ask({"do": "pingpong", "size": size, "count": count})[0]["s"]
+                    figures_.append(took / count / 2 * 1e6)
+            for kind in names:
+                yield figures.row(name_of(label, kind), "us", found["rocecomm"], found[kind], kind,
+                                  "<= 1.25x" if kind == "pipes" else "<= 1x")
+    finally:
+        for ranks in running.values():
+            ranks.close()
 
 
 if __name__ == "__main__":
-    main()
+    child(sys.argv[1], int(sys.argv[2]))
