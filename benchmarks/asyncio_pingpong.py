@@ -6,6 +6,7 @@ and a future on the other side. UCXX: ``await ep.send(...)`` and ``await ep.recv
 """
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import sys
@@ -24,14 +25,16 @@ SECONDS = 0.15
 TITLE = "asyncio"
 TEXT = ("Half a round trip of a ping-pong of two event loops. Pipes: the least that asyncio can do between "
         "two processes: `os.write` into a pipe, `loop.add_reader` and a future at the other end. UCXX is its "
-        "own asyncio interface, `await ep.send(...)`, `await ep.recv(...)`.")
+        "own asyncio interface, `await ep.send(...)`, `await ep.recv(...)`. With `spin=0` rocecomm never "
+        "polls before the loop sleeps, as pipes cannot.")
 
 
 def name_of(label, rival):
     return f"asyncio {label} : {rival}"
 
 
-ROWS = tuple(name_of(label, rival) for label in SIZES for rival in ("pipes", "ucxx"))
+ROWS = (*(name_of(label, rival) for label in SIZES for rival in ("pipes", "ucxx")),
+        name_of("8 B, spin=0", "pipes"))
 
 
 # ------------------------------------------------------------------------- in the child
@@ -46,20 +49,18 @@ class Pipes:
                 continue
         # read and write, so that opening waits for nobody
         self.mine, self.theirs = (os.open(folder / f"pipe-{r}", os.O_RDWR) for r in (rank, 1 - rank))
-        self.loop, self.waiter = loop, None
+        self.loop, self.next = loop, loop.create_future()
         loop.add_reader(self.mine, self.readable)
 
     def readable(self):
-        data = os.read(self.mine, 4096)
-        waiter, self.waiter = self.waiter, None
-        waiter.set_result(data)
+        self.next.set_result(os.read(self.mine, 4096))
 
     async def pingpong(self, first, out, into, count):
         data = out.tobytes()
         for i in range(2 * count):
             if i % 2 == first:
-                self.waiter = self.loop.create_future()
-                got = await self.waiter
+                got = await self.next
+                self.next = self.loop.create_future()
             else:
                 os.write(self.theirs, data)
         into.data[:len(got)] = got
@@ -118,7 +119,7 @@ class Ucxx:
                 await ep.send(out)
 
 
-KINDS = {"rocecomm": Ours, "pipes": Pipes, "ucxx": Ucxx}
+KINDS = {"rocecomm": Ours, "rocecomm, spin=0": Ours, "pipes": Pipes, "ucxx": Ucxx}
 
 
 def child(kind, rank):
@@ -146,39 +147,44 @@ def child(kind, rank):
 
 def start(kind, device):
     env = {"ROCECOMM_WORLD_SIZE": "2", "ROCECOMM_IB_HCA": device, "UCX_LOG_LEVEL": "error",
-           "ROCECOMM_JOB_ID": f"bench-asyncio-{os.getpid()}"}
+           "ROCECOMM_JOB_ID": f"bench-asyncio-{os.getpid()}-{kind}"}
+    if kind == "rocecomm, spin=0":
+        env["ROCECOMM_SPIN"] = "0"
     return processes.Ranks(f"asyncio, {kind}", 2, [
         ([sys.executable, __file__, kind, rank], {**env, "ROCECOMM_RANK": rank}) for rank in ("0", "1")])
 
 
 def measure(rounds, device="soft0", wanted=lambda name: True):
-    needed = [k for k in ("pipes", "ucxx") if any(wanted(name_of(label, k)) for label in SIZES)]
-    if "ucxx" in needed and importlib.util.find_spec("ucxx") is None:
-        needed.remove("ucxx")
+    rows = [(label, size, "rocecomm", rival) for label, size in SIZES.items() for rival in ("pipes", "ucxx")]
+    rows.append(("8 B, spin=0", 8, "rocecomm, spin=0", "pipes"))
+    rows = [row for row in rows if wanted(name_of(row[0], row[3]))]
+    if any(row[3] == "ucxx" for row in rows) and importlib.util.find_spec("ucxx") is None:
         yield "ucxx is not installed (tools/setup.sh bench)"
-    running = {}
-    try:
-        for kind in ("rocecomm", *needed):
-            running[kind] = start(kind, device)
-        for label, size in SIZES.items():
-            names = [k for k in needed if wanted(name_of(label, k))]
-            if not names:
-                continue
-            counts, found = {}, {k: [] for k in ("rocecomm", *names)}
-            for kind in found:
-                each = running[kind].ask({"do": "pingpong", "size": size, "count": 200})[0]["s"] / 200
-                counts[kind] = max(20, min(20000, int(SECONDS / each)))
-            for _ in range(rounds):
-                for kind, figures_ in found.items():
-                    count = counts[kind]
-                    took = running[kind].ask({"do": "pingpong", "size": size, "count": count})[0]["s"]
-                    figures_.append(took / count / 2 * 1e6)
-            for kind in names:
-                yield figures.row(name_of(label, kind), "us", found["rocecomm"], found[kind], kind,
-                                  "<= 1.25x" if kind == "pipes" else "<= 1x")
-    finally:
-        for ranks in running.values():
-            ranks.close()
+        rows = [row for row in rows if row[3] != "ucxx"]
+    with contextlib.ExitStack() as stack:
+        running = {kind: stack.enter_context(start(kind, device))
+                   for kind in KINDS if any(kind in row[2:] for row in rows)}
+        for size in SIZES.values():
+            now = [row for row in rows if row[1] == size]
+            kinds = [kind for kind in KINDS if any(kind in row[2:] for row in now)]
+            found = pingpongs({kind: running[kind] for kind in kinds}, size, rounds)
+            for label, _, ours, rival in now:
+                yield figures.row(name_of(label, rival), "us", found[ours], found[rival], rival,
+                                  "<= 1.25x" if rival == "pipes" else "<= 1x")
+
+
+def pingpongs(running, size, rounds):
+    """{kind: [half round trip in us]}, in turn in every round."""
+    order, counts = {"do": "pingpong", "size": size}, {}
+    for kind, ranks in running.items():
+        each = ranks.ask({**order, "count": 200})[0]["s"] / 200
+        counts[kind] = max(20, min(20000, int(SECONDS / each)))
+    found = {kind: [] for kind in running}
+    for _ in range(rounds):
+        for kind, ranks in running.items():
+            took = ranks.ask({**order, "count": counts[kind]})[0]["s"]
+            found[kind].append(took / counts[kind] / 2 * 1e6)
+    return found
 
 
 if __name__ == "__main__":
