@@ -25,6 +25,7 @@ from .errors import (
 from .link.arrays import empty
 from .link.region import RegisteredBuffer, RemoteBuffer
 from .link.request import Request
+from .link.status import Status
 
 __version__ = "0.1.0"
 
@@ -32,6 +33,5 @@ __all__ = [
     "ANY_SOURCE", "ANY_TAG", "ClosedError", "Communicator", "CompletionError", "Config",
     "ConfigError", "DeviceNotFoundError", "JoinError", "MessageTruncatedError",
     "MismatchError", "PeerDeadError", "RegisteredBuffer", "RemoteBuffer", "Request",
-    "RocecommError", "TimeoutError",
-    "VerbsError", "empty", "init",
+    "RocecommError", "Status", "TimeoutError", "VerbsError", "empty", "init",
 ]

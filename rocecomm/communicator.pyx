@@ -3,6 +3,7 @@
 cimport cython
 from rocecomm.link.blocking cimport receive, send
 from rocecomm.link.engine cimport Engine
+from rocecomm.link.probe cimport iprobe, probe
 from rocecomm.link.region cimport open_descriptor, register
 from rocecomm.link.request cimport Request, start
 
@@ -83,8 +84,9 @@ cdef class Communicator:
     def send(self, buf, dst, tag=0, timeout=USE_CONFIG):
         """Sends `buf` to rank `dst` (IBV_WR_SEND, or IBV_WR_RDMA_READ by the receiver).
 
-        `buf`: any dense CPU memory: numpy array, torch tensor, bytes, DLPack. `tag`: 0 to
-        2**63 - 1. Up to ``config.eager_limit`` bytes it returns at once as a rule; larger
+        `buf`: any dense CPU memory: numpy array, torch tensor, bytes, DLPack; or a list or tuple
+        of at most 16,384 such buffers, which travel as one message of their bytes one after
+        the other, without a copy to join them. `tag`: 0 to 2**63 - 1. Up to ``config.eager_limit`` bytes it returns at once as a rule; larger
         messages when the receiver has read them from `buf`. `timeout` in seconds, None for
         ever, 0 not at all; default ``config.timeout``.
 
@@ -102,6 +104,9 @@ cdef class Communicator:
         of `buf` is untouched. A larger one raises MessageTruncatedError, another dtype
         MismatchError (uint8, int8 and plain bytes match every dtype); either way the
         message is used up, nothing was written, and the sender does not notice.
+        `buf` may be a list or tuple of buffers, which are filled in order and must not overlap;
+        how the sender's bytes were spread does not matter. A list has its buffers' dtype
+        if they have all the same, else it is plain bytes (empty ones do not count).
         `timeout`: as for :meth:`send`; if it passes, the receive is withdrawn and the
         message goes to the next one. Other exceptions: as for :meth:`send`.
         """
@@ -129,6 +134,30 @@ cdef class Communicator:
         cdef bint any_tag = tag is any_tag_object
         return start(g, True, buf, -1 if src is any_source else g.peer_arg(src, "src"),
                      0 if any_tag else g.tag_arg(tag), any_tag, 0, NULL, 0, -1)
+
+    def probe(self, src, tag=0, timeout=USE_CONFIG):
+        """Waits until a message of rank `src` with `tag` could be received; returns its Status.
+
+        `src` may be ANY_SOURCE, `tag` ANY_TAG. The Status (``source``, ``tag``, ``nbytes``,
+        ``dtype``) is of the message that ``recv`` from that source with that tag takes next;
+        it stays where it is. With several threads another one may receive it first, and
+        a sender may take a large one back (``cancel``, a timeout). Messages for which a
+        receive was posted are not seen. As MPI_Probe.
+
+        Raises ValueError or TypeError (rank, tag, timeout), TimeoutError, PeerDeadError,
+        CompletionError, ClosedError.
+        """
+        cdef Engine g = self.engine
+        cdef bint any_tag = tag is any_tag_object
+        return probe(g, -1 if src is any_source else g.peer_arg(src, "src"),
+                     0 if any_tag else g.tag_arg(tag), any_tag, timeout)
+
+    def iprobe(self, src, tag=0):
+        """As :meth:`probe`, but returns None at once if no such message is here. Moves traffic."""
+        cdef Engine g = self.engine
+        cdef bint any_tag = tag is any_tag_object
+        return iprobe(g, -1 if src is any_source else g.peer_arg(src, "src"),
+                      0 if any_tag else g.tag_arg(tag), any_tag)
 
     def sendrecv(self, sendbuf, dst, recvbuf, src, sendtag=0, recvtag=0, timeout=USE_CONFIG):
         """Sends and receives at the same time, at every size; returns the received bytes.

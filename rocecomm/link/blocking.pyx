@@ -7,6 +7,7 @@ export up to then.
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 from rocecomm.link.base cimport Base, hold, mem_t, plain_array
+from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
     F_ANYTAG, F_BLOCKING, F_OWN_MR, F_WAITS, K_RECV, K_SEND, P_READY, R_CANCELLED, R_OK, S_ANNOUNCED,
     S_DONE, engine_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_now, req_end, req_free,
@@ -53,12 +54,15 @@ cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except
     """What `Communicator.send` does: a small message goes straight to the post."""
     cdef engine_t *e = g.e
     cdef mem_t m
-    cdef Buffer held = None
+    cdef object held = None
     cdef rc_header h
     cdef peer_t *p
     cdef int rc
     if not plain_array(buf, False, &m):
-        held = hold(buf, False, &m)
+        held = hold_any(g, buf, False, &m)
+        if type(held) is PieceList:
+            send_slowly(g, buf, held, peer, tag, timeout)
+            return 0
     if timeout is not USE_CONFIG:
         g.until(timeout)
     g.enter()
@@ -84,7 +88,7 @@ cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except
     send_slowly(g, buf, held, peer, tag, timeout)
 
 
-cdef object send_slowly(Base g, object buf, Buffer held, int peer, uint64_t tag, object timeout):
+cdef object send_slowly(Base g, object buf, object held, int peer, uint64_t tag, object timeout):
     """A large message, or one that has to wait."""
     cdef engine_t *e = g.e
     cdef mem_t m
@@ -93,7 +97,10 @@ cdef object send_slowly(Base g, object buf, Buffer held, int peer, uint64_t tag,
     cdef int result
     cdef object entry = None
     cdef bint plain = held is None and plain_array(buf, False, &m)
-    if not plain or (g.cache is not None and m.n > e.eager_limit):
+    cdef bint many = type(held) is PieceList
+    if many:
+        (<PieceList>held).measure(&m)
+    elif not plain or (g.cache is not None and m.n > e.eager_limit):
         plain = False
         held = hold(buf if held is None else held, False, &m)
         if m.n > e.eager_limit:
@@ -111,6 +118,8 @@ cdef object send_slowly(Base g, object buf, Buffer held, int peer, uint64_t tag,
     r.source = e.rank
     r.tag = tag
     r.flags = F_WAITS | F_BLOCKING if only_thread() else F_WAITS
+    if many:
+        (<PieceList>held).give(r)
     if entry is not None:
         r.lkey, r.rkey = entry.lkey, entry.rkey
         r.mr = <ibv_mr *><size_t>entry.handle
@@ -168,7 +177,7 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
                         object timeout, str what) except -1:
     cdef engine_t *e = g.e
     cdef mem_t m
-    cdef Buffer held = None
+    cdef object held = None
     cdef req_t *r
     cdef int64_t deadline
     cdef int result
@@ -176,10 +185,10 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
     cdef Py_ssize_t got
     cdef object entry = None
     if not plain_array(buf, True, &m):
-        held = hold(buf, True, &m)
+        held = hold_any(g, buf, True, &m)
     if timeout is not USE_CONFIG:
         g.until(timeout)
-    if (g.cache is not None or held is not None) and m.n > e.eager_limit:
+    if (g.cache is not None or held is not None) and m.n > e.eager_limit and type(held) is not PieceList:
         held = hold(buf if held is None else held, True, &m)
         entry = covering(g, buf, held, IBV_ACCESS_LOCAL_WRITE)
     g.enter()
@@ -199,6 +208,8 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
     if entry is not None:
         r.lkey, r.rkey = entry.lkey, entry.rkey
         r.mr = <ibv_mr *><size_t>entry.handle
+    if held is not None and type(held) is PieceList:
+        (<PieceList>held).give(r)
     start_receive(e, r, False)
     i = 0
     # the common case in a few microseconds: with the GIL, without an export

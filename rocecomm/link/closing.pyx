@@ -3,6 +3,7 @@
 from rocecomm.link.core cimport (
     F_COLL, P_READY, R_CLOSED, engine_t, find_group, group_t, int64_t, list_t, mark_dirty, peer_t,
     pthread_mutex_unlock, rc_lock, rc_now, req_end, req_t, unlink)
+from rocecomm.link.match cimport end_probes
 from rocecomm.link.peer cimport break_peer
 from rocecomm.link.progress cimport heartbeats, poll_once
 
@@ -26,6 +27,7 @@ cdef void end_all(engine_t *e, peer_t *p) noexcept nogil:
         end_one(e, &p.announced, p.announced.head)
     while p.posted.head != NULL:
         end_one(e, &p.posted, p.posted.head)
+    end_probes(e, p.rank, R_CLOSED)
     while p.pulls.head != NULL:
         end_one(e, &p.pulls, p.pulls.head)
     while p.reading.head != NULL:
@@ -91,3 +93,4 @@ cdef void finish(engine_t *e, int64_t limit) noexcept nogil:
         end_all(e, &e.peers[i])
     while e.any_posted.head != NULL:
         end_one(e, &e.any_posted, e.any_posted.head)
+    end_probes(e, -1, R_CLOSED)

@@ -2,10 +2,12 @@
 """The state of one communicator as plain C structures.
 
 They are touched only with `engine_t.mutex` held (never while waiting for the GIL), so every
-function on them runs without the GIL. cimport order of link/: wire, core, match, peer,
-rendezvous, progress, base, regcache, region, request, blocking, setup, engine; nobody cimports to the right.
+function on them runs without the GIL. cimport order of link/: wire, pieces, core, match, peer, pull,
+rendezvous, progress, base, regcache, region, lists, probe, request, blocking, setup, engine; nobody
+cimports to the right.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from rocecomm.link.pieces cimport pieces_t
 from rocecomm.link.wire cimport rc_header, sig_t
 from rocecomm.verbs.libibverbs cimport (
     ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc)
@@ -93,6 +95,7 @@ cdef enum:
     # req_t.kind
     K_SEND = 1
     K_RECV = 2
+    K_PROBE = 9             # waits for a message to be stored, takes nothing
 
     # req_t.state
     S_FREE = 0
@@ -175,6 +178,7 @@ ctypedef struct req_t:
     ibv_mr *mr
     uint32_t lkey
     uint32_t rkey
+    pieces_t *pieces        # several buffers instead of `buf`; or NULL
     # receive: what is being pulled
     uint64_t r_addr
     uint64_t r_req
@@ -378,6 +382,7 @@ ctypedef struct engine_t:
     uint64_t live           # requests in use
     uint64_t order
     list_t any_posted
+    list_t probes           # K_PROBE requests that wait
     list_t zombies          # ended, but their registration could not be removed yet
     req_t *done_owned       # ended, own a Python reference that a GIL holder must drop
     unx_t *unx_free

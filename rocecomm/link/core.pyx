@@ -2,6 +2,7 @@
 """Requests and small nodes: taken from blocks, so the data path never calls malloc in the long run."""
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
+from rocecomm.link.pieces cimport pieces_free, pieces_unregister
 
 cdef extern from "<errno.h>" nogil:
     int errno
@@ -46,6 +47,9 @@ cdef req_t *req_new(engine_t *e) noexcept nogil:
 
 
 cdef void req_free(engine_t *e, req_t *r) noexcept nogil:
+    if r.pieces != NULL:
+        pieces_free(r.pieces)
+        r.pieces = NULL
     r.state = S_FREE
     r.owner = NULL
     r.next = e.free
@@ -80,6 +84,8 @@ cdef bint req_register(engine_t *e, req_t *r, int access) noexcept nogil:
 
 cdef bint req_unregister(engine_t *e, req_t *r) noexcept nogil:
     """False if a peer still touches the memory (soft0: it was stopped in mid copy)."""
+    if r.pieces != NULL and not pieces_unregister(e.ops, r.pieces):
+        return False
     if r.mr != NULL and r.flags & F_OWN_MR:
         if e.ops.dereg_mr(r.mr) != 0:
             return False

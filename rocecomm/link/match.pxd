@@ -9,3 +9,5 @@ cdef bint unpost_receive(engine_t *e, req_t *r) noexcept nogil
 cdef unx_t *match_unexpected(engine_t *e, req_t *r, peer_t **owner) noexcept nogil
 cdef void store_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil
 cdef void drop_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil
+cdef bint probe_now(engine_t *e, req_t *r) noexcept nogil
+cdef void end_probes(engine_t *e, int peer, int status) noexcept nogil

@@ -4,10 +4,11 @@
 A receive matches a message of the same group whose tag is equal (or ANY_TAG) and whose
 sender is the one asked for (or ANY_SOURCE). Among the receives that match the one posted
 first wins, among the messages of one sender the one sent first, and among senders the one
-whose message arrived first.
+whose message arrived first. A probe sees what a receive of its kind would take.
 """
 from rocecomm.link.core cimport (
-    F_ANYTAG, S_QUEUED, engine_t, list_t, peer_t, push, req_t, uint64_t, unlink, unx_list_t, unx_t)
+    F_ANYTAG, R_OK, S_QUEUED, engine_t, list_t, peer_t, push, req_end, req_t, uint64_t, unlink,
+    unx_list_t, unx_t)
 from rocecomm.link.wire cimport ANNOUNCE, FLAG_BLOCKING, rc_header
 
 
@@ -79,8 +80,8 @@ cdef inline unx_t *first_stored(unx_list_t *l, req_t *r) noexcept nogil:
     return u
 
 
-cdef unx_t *match_unexpected(engine_t *e, req_t *r, peer_t **owner) noexcept nogil:
-    """Takes the stored message for a new receive off its list; NULL if there is none."""
+cdef unx_t *find_unexpected(engine_t *e, req_t *r, peer_t **owner) noexcept nogil:
+    """The stored message for a new receive; NULL if there is none."""
     cdef unx_t *best = NULL
     cdef unx_t *u
     cdef int i
@@ -95,6 +96,12 @@ cdef unx_t *match_unexpected(engine_t *e, req_t *r, peer_t **owner) noexcept nog
             if u != NULL and (best == NULL or u.order < best.order):
                 best = u
                 owner[0] = &e.peers[i]
+    return best
+
+
+cdef unx_t *match_unexpected(engine_t *e, req_t *r, peer_t **owner) noexcept nogil:
+    """Takes the stored message for a new receive off its list; NULL if there is none."""
+    cdef unx_t *best = find_unexpected(e, r, owner)
     if best != NULL:
         drop_unexpected(e, owner[0], best)
     return best
@@ -119,6 +126,8 @@ cdef void store_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil:
     p.unexpected.n += 1
     e.unexpected += 1
     e.blocking_stored += blocking(u)
+    if e.probes.head != NULL:
+        answer_probes(e, &u.h)
 
 
 cdef void drop_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil:
@@ -135,3 +144,48 @@ cdef void drop_unexpected(engine_t *e, peer_t *p, unx_t *u) noexcept nogil:
     p.unexpected.n -= 1
     e.unexpected -= 1
     e.blocking_stored -= blocking(u)
+
+
+# ------------------------------------------------------------------------------ probes
+
+cdef void answer(req_t *r, const rc_header *h) noexcept nogil:
+    """What a probe tells of a message."""
+    r.source = <int>h.source
+    r.tag = h.tag
+    r.other_size = r.got = h.size
+    r.other_dtype = h.dtype
+
+
+cdef bint probe_now(engine_t *e, req_t *r) noexcept nogil:
+    """Whether a message for the probe `r` is stored; if so `r` tells of it."""
+    cdef peer_t *p = NULL
+    cdef unx_t *u = find_unexpected(e, r, &p)
+    if u == NULL:
+        return False
+    answer(r, &u.h)
+    return True
+
+
+cdef void answer_probes(engine_t *e, const rc_header *h) noexcept nogil:
+    """A message has just been stored."""
+    cdef req_t *r = e.probes.head
+    cdef req_t *after
+    while r != NULL:
+        after = r.next
+        if (r.peer < 0 or r.peer == <int>h.source) and fits(r, h):
+            unlink(&e.probes, r)
+            answer(r, h)
+            req_end(e, r, R_OK)
+        r = after
+
+
+cdef void end_probes(engine_t *e, int peer, int status) noexcept nogil:
+    """Ends the probes that wait for `peer` (-1: those for any source)."""
+    cdef req_t *r = e.probes.head
+    cdef req_t *after
+    while r != NULL:
+        after = r.next
+        if r.peer == peer:
+            unlink(&e.probes, r)
+            req_end(e, r, status)
+        r = after

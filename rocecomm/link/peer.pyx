@@ -16,6 +16,7 @@ from rocecomm.link.core cimport (
     find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, rc_set, rc_set8, req_end,
     req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
 from rocecomm.link.lend cimport give_back
+from rocecomm.link.match cimport end_probes
 from rocecomm.link.wire cimport (
     ABORT, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION, RECALL, ANSWER_OK, rc_header)
 from rocecomm.verbs.libibverbs cimport (
@@ -98,7 +99,7 @@ cdef int post_message(engine_t *e, peer_t *p, rc_header *h, const char *payload,
         slot = e.send_free[e.n_send_free]
         place = slot_addr(e, slot)
         memcpy(place, h, sizeof(rc_header))
-        if n:
+        if n and payload != place + sizeof(rc_header):     # gathered there already
             memcpy(place + sizeof(rc_header), payload, n)
         sge[0].addr = <uint64_t>place
         sge[0].length = <uint32_t>(sizeof(rc_header) + n)
@@ -435,6 +436,7 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
     end_list(e, &p.sends, R_BROKEN)
     end_list(e, &p.announced, R_BROKEN)
     end_list(e, &p.posted, R_BROKEN)
+    end_probes(e, p.rank, R_BROKEN)
     end_pulls(e, &p.pulls)
     end_pulls(e, &p.reading)
     end_any(e)
@@ -451,6 +453,7 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
     end_list(e, &p.sends, R_BROKEN)
     end_list(e, &p.announced, R_BROKEN)
     end_list(e, &p.posted, R_BROKEN)
+    end_probes(e, p.rank, R_BROKEN)
     end_pulls(e, &p.pulls)
     end_any(e)
 
@@ -458,12 +461,13 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
 cdef void end_any(engine_t *e) noexcept nogil:
     """Receives from any source end when nobody is left who could send."""
     cdef int32_t i
-    if e.any_posted.head == NULL:
+    if e.any_posted.head == NULL and e.probes.head == NULL:
         return
     for i in range(e.size):
         if e.peers[i].state == P_READY:
             return
     end_list(e, &e.any_posted, R_BROKEN)
+    end_probes(e, -1, R_BROKEN)
 
 
 cdef void tell_failure(engine_t *e, peer_t *p) noexcept nogil:

@@ -10,17 +10,18 @@ from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_RECV, abort_t, engine_t,
     find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
     pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
-    req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_new, unx_t)
+    req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.lend cimport count_payload, on_recall, on_return
 from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.peer cimport (
     beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
+from rocecomm.link.pull cimport keep_table
 from rocecomm.link.rendezvous cimport (
     accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
 from rocecomm.link.wire cimport (
-    ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, GOODBYE, RC_MAGIC, RC_VERSION,
-    RECALL, RETURN,
+    ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, FLAG_LIST,
+    GOODBYE, RC_MAGIC, RC_VERSION, RECALL, RETURN,
     WITHDRAW, WITHDRAWN, rc_header)
 from rocecomm.verbs.libibverbs cimport (
     IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc)
@@ -100,10 +101,13 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
             if h.kind == EAGER:
                 deliver(e, p, r, h, <const char *>h + sizeof(rc_header))
             else:
-                accept(e, p, r, h)
+                accept(e, p, r, h, <const char *>h + sizeof(rc_header))
             free_slot(e, p, slot, h.kind)
             return
         u = unx_new(e)
+        if u != NULL and h.flags & FLAG_LIST and not keep_table(u, h):
+            unx_free(e, u)
+            u = NULL
         if u == NULL:
             free_slot(e, p, slot, h.kind)
             break_peer(e, p, -1, -1, 0, 12, h.size)     # ENOMEM
@@ -251,7 +255,8 @@ cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
         if p.state != P_READY or now - p.beat_at < e.beat_every:
             continue
         if (p.posted.head != NULL or p.sends.head != NULL or p.announced.head != NULL
-                or p.reading.head != NULL or p.pulls.head != NULL or e.any_posted.head != NULL):
+                or p.reading.head != NULL or p.pulls.head != NULL or e.any_posted.head != NULL
+                or e.probes.head != NULL):
             beat(e, p, True)
     if e.zombies.head != NULL:
         retry_zombies(e)

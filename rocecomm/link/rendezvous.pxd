@@ -8,7 +8,8 @@ cdef void drain_sends(engine_t *e, peer_t *p) noexcept nogil
 cdef void drain_pulls(engine_t *e, peer_t *p, bint heavy) noexcept nogil
 cdef void deliver(engine_t *e, peer_t *p, req_t *r, const rc_header *h,
                   const char *payload) noexcept nogil
-cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h) noexcept nogil
+cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h,
+                 const char *table) noexcept nogil
 cdef void withdraw(engine_t *e, req_t *r) noexcept nogil
 cdef void on_done(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil
 cdef void on_withdraw(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil

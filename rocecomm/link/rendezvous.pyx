@@ -22,9 +22,11 @@ from rocecomm.link.match cimport (
     drop_unexpected, match_posted, match_unexpected, post_receive, repost_receive, store_unexpected)
 from rocecomm.link.peer cimport (
     ctrl_credit, eager_credit, fail_group, free_slot, post_message, post_wr, queue_ctl, sq_room)
+from rocecomm.link.pieces cimport gather, offer, scatter
+from rocecomm.link.pull cimport copy_self, learn, post_gathered, post_table, pull_pieces, unlearn
 from rocecomm.link.wire cimport (
     ANNOUNCE, ANSWER_FAILED, ANSWER_MISMATCH, ANSWER_OK, ANSWER_TRUNCATED,
-    DONE, EAGER, FLAG_BLOCKING, WITHDRAW, WITHDRAWN, dtypes_agree, rc_header, same_sig, sig_of, sig_t)
+    DONE, EAGER, FLAG_BLOCKING, FLAG_LIST, WITHDRAW, WITHDRAWN, dtypes_agree, rc_header, same_sig, sig_of, sig_t)
 from rocecomm.verbs.libibverbs cimport (
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_READ, ibv_send_wr, ibv_sge)
 
@@ -67,7 +69,10 @@ cdef int send_eager(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     fill_message(r, &h)
     h.kind = EAGER
     h.seq = p.send_seq
-    rc = post_message(e, p, &h, r.buf, r.size)
+    if r.pieces != NULL:
+        rc = post_gathered(e, p, &h, r)
+    else:
+        rc = post_message(e, p, &h, r.buf, r.size)
     if rc == 1:
         p.send_seq += 1
         p.eager_sent += 1
@@ -80,7 +85,10 @@ cdef int announce(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     cdef int rc
     if not sq_room(p):
         return 0
-    if not req_register(e, r, IBV_ACCESS_REMOTE_READ):
+    if r.pieces != NULL:
+        if not offer(e.ops, e.pd, r.pieces, &r.err):
+            return -2
+    elif not req_register(e, r, IBV_ACCESS_REMOTE_READ):
         return -2
     fill_message(r, &h)
     h.kind = ANNOUNCE
@@ -90,7 +98,10 @@ cdef int announce(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     h.addr = <uint64_t>r.buf
     h.rkey = r.rkey
     h.flags = FLAG_BLOCKING if r.flags & F_BLOCKING else 0
-    rc = post_message(e, p, &h, NULL, 0)
+    if r.pieces != NULL:
+        rc = post_table(e, p, &h, r)
+    else:
+        rc = post_message(e, p, &h, NULL, 0)
     if rc == 1:
         p.send_seq += 1
         p.ctrl_sent += 1
@@ -263,7 +274,9 @@ cdef void deliver(engine_t *e, peer_t *p, req_t *r, const rc_header *h,
     """An eager message reaches its receive: the one copy out of the slot."""
     cdef int status = verdict(r, h)
     if status == R_OK:
-        if h.size:
+        if r.pieces != NULL:
+            scatter(r.pieces, payload, h.size)
+        elif h.size:
             memcpy(r.buf, payload, h.size)
         r.got = h.size
         e.bytes_received += h.size
@@ -271,8 +284,26 @@ cdef void deliver(engine_t *e, peer_t *p, req_t *r, const rc_header *h,
     req_end(e, r, status)
 
 
-cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h) noexcept nogil:
-    """An announcement reaches its receive: it is going to be pulled, or refused."""
+cdef void deliver_self(engine_t *e, peer_t *p, req_t *to, const rc_header *h, req_t *r) noexcept nogil:
+    """The send `r` to oneself reaches its receive."""
+    cdef int status
+    if to.pieces == NULL and r.pieces == NULL:
+        deliver(e, p, to, h, r.buf)
+    else:
+        status = verdict(to, h)
+        if status == R_OK:
+            copy_self(to, r)
+            to.got = h.size
+            e.bytes_received += h.size
+            e.messages_received += 1
+        req_end(e, to, status)
+    r.got = r.size
+    req_end(e, r, R_OK)
+
+
+cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h, const char *table) noexcept nogil:
+    """An announcement reaches its receive: it is going to be pulled, or refused. `table`: what
+    came behind the header."""
     r.status = verdict(r, h)
     if p.state != P_READY:
         req_end(e, r, R_BROKEN)         # it left before we could pull
@@ -283,6 +314,8 @@ cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h) noexcept 
     r.r_req = h.req
     r.r_gen = h.gen
     r.read_posted = r.read_done = 0
+    if (h.flags & FLAG_LIST or r.pieces != NULL) and r.status == R_OK and not learn(e, r, h, table):
+        r.status = R_REGISTER
     r.flags |= F_IN_PULLS
     push(&p.pulls, r)
     mark_dirty(e, p)
@@ -302,6 +335,10 @@ cdef void drain_pulls(engine_t *e, peer_t *p, bint heavy) noexcept nogil:
             queue_ctl(e, p, DONE, r.r_req, r.r_gen, ANSWER_OK if r.status == R_OK else
                       ANSWER_TRUNCATED if r.status == R_TRUNCATED else ANSWER_MISMATCH)
             req_end(e, r, r.status)
+            continue
+        if r.pieces != NULL:
+            if not pull_pieces(e, p, r, heavy):
+                return
             continue
         n = r.other_size - r.read_posted
         if n > PIECE:
@@ -363,6 +400,8 @@ cdef void on_withdraw(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil
             r.flags &= ~<uint32_t>F_IN_PULLS
             r.status = R_OK
             r.source = -1
+            if r.pieces != NULL:
+                unlearn(e, r)
             queue_ctl(e, p, WITHDRAWN, h.req, h.gen, 0)
             start_receive(e, r, True)
             return
@@ -393,18 +432,16 @@ cdef void take_stored(engine_t *e, peer_t *p, unx_t *u, req_t *r) noexcept nogil
     cdef req_t *local = u.local
     if local != NULL:
         unlink(&p.announced, local)
-        deliver(e, p, r, &u.h, local.buf)
-        local.got = local.size
-        req_end(e, local, R_OK)
+        deliver_self(e, p, r, &u.h, local)
+    elif u.h.kind == ANNOUNCE:
+        accept(e, p, r, &u.h, u.copy)
     elif u.copy != NULL:
         deliver(e, p, r, &u.h, u.copy)
         e.stored -= u.h.size
-    elif u.h.kind == EAGER:
+    else:
         deliver(e, p, r, &u.h, slot_addr(e, u.slot) + sizeof(rc_header))
         p.in_slots -= 1
         free_slot(e, p, u.slot, EAGER)
-    else:
-        accept(e, p, r, &u.h)
     unx_free(e, u)
 
 
@@ -421,9 +458,7 @@ cdef void send_self(engine_t *e, req_t *r) noexcept nogil:
     e.messages_sent += 1
     to = match_posted(e, p, &h)
     if to != NULL:
-        deliver(e, p, to, &h, r.buf)
-        r.got = r.size
-        req_end(e, r, R_OK)
+        deliver_self(e, p, to, &h, r)
         return
     u = unx_new(e)
     if u == NULL:
@@ -436,7 +471,9 @@ cdef void send_self(engine_t *e, req_t *r) noexcept nogil:
             unx_free(e, u)
             req_end(e, r, R_NOMEM)
             return
-        if r.size:
+        if r.pieces != NULL:
+            gather(u.copy, r.pieces)
+        elif r.size:
             memcpy(u.copy, r.buf, r.size)
         e.stored += r.size
         r.got = r.size

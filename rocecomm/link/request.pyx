@@ -2,7 +2,8 @@
 """Requests: transfers in flight, and what holds their memory meanwhile."""
 cimport cython
 from rocecomm.link.aio cimport Awaiter
-from rocecomm.link.base cimport Base, hold, mem_t
+from rocecomm.link.base cimport Base, mem_t
+from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
     F_ANYTAG, F_AWAITED, F_COLL, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
     find_group, group_t, rc_get, rc_get8, req_end, req_new, req_t, sig_t, tell_loops, uint8_t)
@@ -232,13 +233,16 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
     cdef req_t *r
     q.engine = engine
     q.what = "irecv" if receiving else "isend"
-    q.buffer = hold(buf, receiving, &m)
+    q.buffer = hold_any(engine, buf, receiving, &m)
     if offset < 0 or <uint64_t>offset > m.n or (nbytes >= 0 and <uint64_t>(offset + nbytes) > m.n):
         raise ValueError(f"{q.what}: bytes {offset} to {offset + nbytes} do not lie in a buffer of "
                          f"{m.n} bytes")
     if nbytes < 0:
         nbytes = m.n - offset
-    if <uint64_t>nbytes > engine.e.eager_limit:
+    if type(q.buffer) is PieceList:
+        if <uint64_t>nbytes != m.n:
+            raise TypeError(f"{q.what}: a list of buffers goes whole")
+    elif <uint64_t>nbytes > engine.e.eager_limit:
         q.entry = covering(engine, buf, q.buffer,
                            IBV_ACCESS_LOCAL_WRITE if receiving else IBV_ACCESS_REMOTE_READ)
     engine.enter()
@@ -262,6 +266,8 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
     if q.entry is not None:
         r.lkey, r.rkey = q.entry.lkey, q.entry.rkey
         r.mr = <ibv_mr *><size_t>q.entry.handle
+    if type(q.buffer) is PieceList:
+        (<PieceList>q.buffer).give(r)
     q.r = r
     if receiving:
         start_receive(engine.e, r, False)

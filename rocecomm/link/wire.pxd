@@ -83,6 +83,7 @@ cpdef enum Kind:
 
 cpdef enum Flag:
     FLAG_BLOCKING = 1   # the sender does nothing else until this is taken
+    FLAG_LIST = 2       # ANNOUNCE: of `addr` buffers; a table of them follows, or says where it is
 
 cpdef enum Answer:
     ANSWER_OK = 0

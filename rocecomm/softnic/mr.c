@@ -9,9 +9,16 @@
 #define KNOWN_ACCESS (IBV_ACCESS_LOCAL_WRITE | REMOTE | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_HUGETLB | \
 		      IBV_ACCESS_ON_DEMAND)
 
-int sn_mr_take(struct sn_ctx *ctx, uint32_t *index)
+/* The table grows by whole pages, so it may hold a few more than there are keys. */
+static uint32_t entries(struct sn_ctx *ctx)
 {
 	uint32_t limit = atomic_load(&ctx->seg->mr_limit);
+	return limit < SN_MRS ? limit : SN_MRS;
+}
+
+int sn_mr_take(struct sn_ctx *ctx, uint32_t *index)
+{
+	uint32_t limit = entries(ctx);
 	for (int round = 0; round < 2; round++) {
 		for (uint32_t i = 0; i < limit; i++) {
 			uint32_t at = (ctx->next_mr + i) % limit;
@@ -30,7 +37,7 @@ int sn_mr_take(struct sn_ctx *ctx, uint32_t *index)
 		if (err)
 			return err;
 		ctx->next_mr = limit;
-		limit = atomic_load(&ctx->seg->mr_limit);
+		limit = entries(ctx);
 	}
 	return ENOMEM;
 }

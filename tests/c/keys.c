@@ -35,6 +35,18 @@ int main(void)
 			for (unsigned j = 0; j < i; j++)
 				CHECK(keys[j] != keys[i]);
 	}
+
+	/* as many as the device says, each with a key of its own */
+	struct ibv_device_attr attr;
+	CHECK(ibv_query_device(e[0].ctx, &attr) == 0);
+	static struct ibv_mr *all[1 << 16];
+	static unsigned char seen[1 << 16];
+	int n = 0;
+	while (n < 1 << 16 && (all[n] = ibv_reg_mr(e[0].pd, e[0].buf, 64, 0)))
+		CHECK(!seen[all[n++]->rkey >> 16]++);
+	CHECK(errno == ENOMEM && n < attr.max_mr && n > attr.max_mr - 8);
+	while (n)
+		CHECK(ibv_dereg_mr(all[--n]) == 0);
 	pair_close(e);
 	return 0;
 }

@@ -1,0 +1,1 @@
+"""Probes; nothing for Python."""

@@ -1,0 +1,86 @@
+# cython: language_level=3
+"""Probes: to look at a message before it is received (MPI_Probe, MPI_Iprobe).
+
+A probe that waits is a request of its own kind in `engine_t.probes`; the next message
+that nobody waits for and that fits ends it. It takes nothing.
+"""
+from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memset
+from rocecomm.link.base cimport Base
+from rocecomm.link.core cimport (
+    F_ANYTAG, K_PROBE, P_READY, P_SELF, R_BROKEN, S_DONE, S_QUEUED, engine_t, pthread_mutex_unlock, push,
+    rc_lock, req_end, req_free, req_new, req_t, unlink)
+from rocecomm.link.match cimport probe_now
+from rocecomm.link.progress cimport W_TIMEOUT, poll_once
+
+from .status import Status
+from .wire import dtype_name
+
+
+cdef void fill(req_t *r, int peer, uint64_t tag, bint any_tag) noexcept:
+    r.kind = K_PROBE
+    r.peer = peer
+    r.source = -1
+    r.tag = tag
+    if any_tag:
+        r.flags |= F_ANYTAG
+
+
+cdef object status_of(req_t *r):
+    return Status(r.source, r.tag, r.other_size, dtype_name(r.other_dtype))
+
+
+cdef object iprobe(Base g, int peer, uint64_t tag, bint any_tag):
+    """A Status, or None if no message waits that fits."""
+    cdef engine_t *e = g.e
+    cdef req_t r
+    cdef bint found
+    memset(&r, 0, sizeof(r))
+    fill(&r, peer, tag, any_tag)
+    g.enter()
+    with nogil:
+        poll_once(e, True)
+        found = probe_now(e, &r)
+    g.leave()
+    return status_of(&r) if found else None
+
+
+cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
+    """A Status, as soon as a message waits that fits."""
+    cdef engine_t *e = g.e
+    cdef req_t *r
+    cdef int64_t deadline = g.until(timeout)
+    cdef int result
+    g.enter()
+    r = req_new(e)
+    if r == NULL:
+        g.leave()
+        raise MemoryError("probe: no memory for another request")
+    fill(r, peer, tag, any_tag)
+    poll_once(e, False)
+    if probe_now(e, r):
+        found = status_of(r)
+        req_free(e, r)
+        g.leave()
+        return found
+    r.state = S_QUEUED
+    if peer >= 0 and e.peers[peer].state != P_READY and e.peers[peer].state != P_SELF:
+        req_end(e, r, R_BROKEN)
+    else:
+        push(&e.probes, r)
+    g.leave()
+    try:
+        result = g.wait_reqs(&r, 1, False, deadline)
+        if r.state != S_DONE and result == W_TIMEOUT:
+            raise g.timeout_error("probe", peer, timeout)
+        error = g.error_of(r, "probe")
+        if error is not None:
+            raise error
+        return status_of(r)
+    finally:
+        with nogil:
+            rc_lock(&e.mutex, &e.want)
+            if r.state != S_DONE:
+                unlink(&e.probes, r)
+            req_free(e, r)
+            pthread_mutex_unlock(&e.mutex)

@@ -1,0 +1,1 @@
+"""How messages of several buffers travel; nothing for Python."""
