@@ -87,7 +87,7 @@ cdef class Base:
         self.e = <engine_t *>calloc(1, sizeof(engine_t))
         if self.e == NULL:
             raise MemoryError()
-        self.e.wake_fd = self.e.channel_fd = -1
+        self.e.wake_fd = self.e.channel_fd = self.e.worker_fd = -1
         self.watchers = []
         pthread_mutex_init(&self.e.mutex, NULL)
         rc_cond_init(&self.e.cond)
@@ -134,7 +134,7 @@ cdef class Base:
         cdef bint owned = self.e.done_owned != NULL
         self.e.status.beats += 1
         self.e.status.stamp = rc_stamp()
-        if self.e.followers or self.e.asleep:
+        if self.e.followers or self.e.asleep or self.e.worker_asleep:
             wake(self.e)
         pthread_mutex_unlock(&self.e.mutex)
         if owned:
@@ -150,7 +150,7 @@ cdef class Base:
             self.e.status.beats += 1
             self.e.status.stamp = rc_stamp()
             owned = self.e.done_owned != NULL
-            if self.e.followers or self.e.asleep:
+            if self.e.followers or self.e.asleep or self.e.worker_asleep:
                 wake(self.e)
             pthread_mutex_unlock(&self.e.mutex)
         if owned:

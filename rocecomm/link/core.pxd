@@ -411,6 +411,13 @@ ctypedef struct engine_t:
     bint asleep
     bint armed              # no event was taken from the channel since the queue was armed
     loop_t *loops
+    # the progress thread (worker.pyx)
+    unsigned long worker
+    int worker_fd
+    bint worker_on
+    bint worker_stop
+    bint worker_asleep      # on the channel
+    bint worker_parked      # until the Python thread that sleeps on the channel leaves
     int wake_fd
     int channel_fd
     int64_t spin
@@ -442,6 +449,7 @@ cdef void unx_free(engine_t *e, unx_t *u) noexcept nogil
 cdef void free_all(engine_t *e) noexcept nogil
 cdef group_t *find_group(engine_t *e, uint32_t id, bint make) noexcept nogil
 cdef void tell_loops(engine_t *e) noexcept nogil
+cdef void poke_worker(engine_t *e) noexcept nogil
 
 cdef inline void push(list_t *l, req_t *r) noexcept nogil:
     r.next = NULL

@@ -181,6 +181,14 @@ cdef void tell_loops(engine_t *e) noexcept nogil:
         l = l.next
 
 
+cdef void poke_worker(engine_t *e) noexcept nogil:
+    """Ends the progress thread's sleep. With the mutex held."""
+    cdef uint64_t one = 1
+    e.worker_parked = False
+    if e.worker_fd >= 0:
+        c_write(e.worker_fd, &one, 8)
+
+
 cdef void free_unexpected(unx_t *u) noexcept nogil:
     cdef unx_t *after
     while u != NULL:

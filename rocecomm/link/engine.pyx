@@ -12,6 +12,7 @@ from rocecomm.link.progress cimport W_DONE, W_TIMEOUT, poll_once, wake
 from rocecomm.link.region cimport retry_held
 from rocecomm.link.request cimport Request, start
 from rocecomm.link.setup cimport Links
+from rocecomm.link.worker cimport start_worker, stop_worker
 from rocecomm.link.wire cimport describe_sig, same_sig, sig_of, sig_t
 
 import atexit
@@ -85,13 +86,10 @@ cdef class Engine(Links):
 
     def __init__(self, config, group, context=None, port=None):
         """Opens the device and connects to all ranks of `group` (a bootstrap.Group)."""
+        cdef int err = 0
         global _exit_hook
         if self.is_open or self.foreign:
             raise RuntimeError("an Engine is set up once")
-        if config.progress != "calls":
-            raise ConfigError("ROCECOMM_PROGRESS=thread comes with version 0.2; this version makes "
-                              "progress inside calls only, leave it at 'calls'",
-                              name="progress", value=config.progress)
         self.config = config
         self.rank, self.size = group.rank, group.world_size
         self.default_timeout = config.timeout
@@ -102,6 +100,11 @@ cdef class Engine(Links):
         self.device = context.name
         try:
             self.open(config, group, port or 1)
+            if config.progress == "thread":
+                with nogil:
+                    err = start_worker(self.e)
+                if err:
+                    raise OSError(err, "init: the progress thread could not be started")
         except BaseException:
             self.tear_down()
             raise
@@ -320,6 +323,9 @@ cdef class Engine(Links):
             rc_lock(&e.mutex, &e.want)
             e.closing = True
             wake(e)
+            pthread_mutex_unlock(&e.mutex)
+            stop_worker(e)
+            rc_lock(&e.mutex, &e.want)
             # those who wait leave first: the queues are not theirs any more
             while e.status.in_call and rc_now() < limit:
                 wake(e)

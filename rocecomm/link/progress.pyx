@@ -8,7 +8,7 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_RECV, abort_t, engine_t,
-    find_group, group_t, int32_t, list_t, mark_dirty, peer_t, pthread_cond_broadcast,
+    find_group, group_t, int32_t, list_t, mark_dirty, peer_t, poke_worker, pthread_cond_broadcast,
     pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
     req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
@@ -242,6 +242,8 @@ cdef void wake(engine_t *e) noexcept nogil:
         pthread_cond_broadcast(&e.cond)
     if e.asleep and e.wake_fd >= 0:
         c_write(e.wake_fd, &one, 8)
+    if e.worker_asleep and (e.dirty != NULL or e.closing):
+        poke_worker(e)                  # what waits for a credit or a moment is now its business
     if e.closing:
         tell_loops(e)
 
@@ -284,7 +286,9 @@ cdef void take_event(engine_t *e) noexcept nogil:
 cdef void hand_back(engine_t *e) noexcept nogil:
     """A thread that may have taken events leaves: event loops that sleep on the channel must hear
     of what comes next. With the mutex held."""
-    if e.leader or e.loops == NULL or rc_get(<int *>&e.armed):
+    if e.worker_parked:
+        poke_worker(e)
+    if (e.loops == NULL and not e.worker_asleep) or rc_get(<int *>&e.armed):
         return
     if ibv_req_notify_cq(e.cq, 0) == 0:
         rc_set(<int *>&e.armed, True)
@@ -292,6 +296,8 @@ cdef void hand_back(engine_t *e) noexcept nogil:
             return
         if e.followers:
             pthread_cond_broadcast(&e.cond)
+    if e.worker_asleep:
+        poke_worker(e)
     tell_loops(e)
 
 
@@ -320,7 +326,7 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     fds[1].fd = e.wake_fd
     fds[1].events = POLLIN
     fds[1].revents = 0
-    e.asleep = True
+    rc_set(<int *>&e.asleep, True)
     pthread_mutex_unlock(&e.mutex)
     rc = c_poll(fds, 2, <int>ms)
     if rc > 0 and fds[0].revents & POLLIN:
@@ -328,7 +334,7 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     if rc > 0 and fds[1].revents & POLLIN:
         c_read(e.wake_fd, &drop, 8)
     rc_lock(&e.mutex, &e.want)
-    e.asleep = False
+    rc_set(<int *>&e.asleep, False)
     return rc
 
 
@@ -376,7 +382,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
             rc_cond_wait(&e.cond, &e.mutex, until)
             e.followers -= 1
             continue
-        e.leader = True
+        rc_set(<int *>&e.leader, True)
         ended = e.ended
         polled = rc_now()
         while True:
@@ -434,7 +440,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
                 now = rc_now()
                 if now >= deadline or now - start > NAP_MS * 1000000:
                     break
-        e.leader = False
+        rc_set(<int *>&e.leader, False)
         if e.followers:
             pthread_cond_broadcast(&e.cond)
         if all_done(e, reqs, n, any_):
@@ -444,7 +450,8 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
         elif rc_now() >= deadline:
             result = W_TIMEOUT
         break
-    hand_back(e)
+    if not e.leader:
+        hand_back(e)
     e.status.in_call -= 1
     e.status.stamp = rc_stamp()
     pthread_mutex_unlock(&e.mutex)
