@@ -3,6 +3,7 @@
 cimport cython
 from rocecomm.link.blocking cimport receive, send
 from rocecomm.link.engine cimport Engine
+from rocecomm.link.onesided cimport finish, start_atomic, start_pieces, start_transfer, wait_notify
 from rocecomm.link.probe cimport iprobe, probe
 from rocecomm.link.region cimport open_descriptor, register
 from rocecomm.link.request cimport Request, start
@@ -229,6 +230,112 @@ cdef class Communicator:
         ClosedError.
         """
         return open_descriptor(self.engine, descriptor)
+
+    # ----------------------------------------------------------------------- one-sided
+    def write(self, local, remote, offset=0, notify=None, timeout=USE_CONFIG):
+        """Writes all of `local` into another rank's region at byte `offset` (IBV_WR_RDMA_WRITE);
+        returns its size in bytes when it lies there.
+
+        `local`: as for :meth:`send`, or a RegisteredBuffer. `remote`: the bytes of a
+        ``descriptor()``, or what :meth:`open` made of them; it may be this rank's own. The owner
+        takes no part and notices nothing, unless `notify`, 0 to 2**32 - 1, is given: then its
+        :meth:`wait_notify` returns that number once the bytes are there
+        (IBV_WR_RDMA_WRITE_WITH_IMM). No bytes at all may be written, up to the very end of the region.
+
+        Raises ValueError (bounds, access rights, `notify`, a descriptor that is not of this job),
+        BufferError or TypeError (buffer), CompletionError (the region was closed: nothing else
+        is affected), TimeoutError (the write goes on, and holds `local` until it ends),
+        PeerDeadError, ClosedError.
+        """
+        cdef Engine g = self.engine
+        return finish(g, start_transfer(g, False, local, remote, offset, notify, "write"), timeout)
+
+    def read(self, local, remote, offset=0, timeout=USE_CONFIG):
+        """Reads from another rank's region at byte `offset` until `local` is full
+        (IBV_WR_RDMA_READ); returns the number of bytes.
+
+        After a TimeoutError the read goes on, and `local` may change until it ends. Arguments
+        and other exceptions: as for :meth:`write`.
+        """
+        cdef Engine g = self.engine
+        return finish(g, start_transfer(g, True, local, remote, offset, None, "read"), timeout)
+
+    def writev(self, local, remote, local_offsets, remote_offsets, lengths, timeout=USE_CONFIG):
+        """Writes many pieces: ``lengths[i]`` bytes at ``local_offsets[i]`` of `local` go to
+        ``remote_offsets[i]`` of the region; returns the sum of the lengths.
+
+        The arrays are one-dimensional, of any integer type, offsets in bytes; `lengths` may be one
+        integer. All pieces are checked before the first is posted, in numpy, then posted in chains
+        (``docs/how-to/one-sided.md``). Pieces are carried out in order. Raises what :meth:`write` raises,
+        ValueError naming the first piece out of bounds; after a CompletionError those before
+        the failed one are in place.
+        """
+        cdef Engine g = self.engine
+        return finish(g, start_pieces(g, False, local, remote, local_offsets, remote_offsets, lengths,
+                                      "writev"), timeout)
+
+    def readv(self, local, remote, local_offsets, remote_offsets, lengths, timeout=USE_CONFIG):
+        """Reads many pieces, in the other direction; see :meth:`writev`."""
+        cdef Engine g = self.engine
+        return finish(g, start_pieces(g, True, local, remote, local_offsets, remote_offsets, lengths,
+                                      "readv"), timeout)
+
+    def fetch_add(self, remote, offset, value, timeout=USE_CONFIG):
+        """Adds `value` to 8 bytes of a region, modulo 2**64, and returns what was there before
+        (IBV_WR_ATOMIC_FETCH_AND_ADD).
+
+        The cell is an unsigned 64-bit integer in the byte order of its machine, at an address that
+        is a multiple of 8. Atomic with regard to other such operations, not to what the owner's CPU
+        does. `value`: 0 to 2**64 - 1. Raises what :meth:`write` raises.
+        """
+        cdef Engine g = self.engine
+        return finish(g, start_atomic(g, False, remote, offset, value, None, "fetch_add"), timeout)
+
+    def compare_swap(self, remote, offset, compare, swap, timeout=USE_CONFIG):
+        """Stores `swap` in 8 bytes of a region if they hold `compare`; returns what was there
+        before (IBV_WR_ATOMIC_CMP_AND_SWP). Otherwise as :meth:`fetch_add`."""
+        cdef Engine g = self.engine
+        return finish(g, start_atomic(g, True, remote, offset, swap, compare, "compare_swap"), timeout)
+
+    def iwrite(self, local, remote, offset=0, notify=None):
+        """Starts :meth:`write` and returns a Request; `local` must not change until it has ended.
+        Messages to that rank that are sent later arrive after it (``docs/explanation/ordering.md``)."""
+        return start_transfer(self.engine, False, local, remote, offset, notify, "iwrite")
+
+    def iread(self, local, remote, offset=0):
+        """Starts :meth:`read` and returns a Request; `local` is full when it has ended."""
+        return start_transfer(self.engine, True, local, remote, offset, None, "iread")
+
+    def iwritev(self, local, remote, local_offsets, remote_offsets, lengths):
+        """Starts :meth:`writev` and returns a Request. The arrays are copied."""
+        return start_pieces(self.engine, False, local, remote, local_offsets, remote_offsets, lengths,
+                            "iwritev")
+
+    def ireadv(self, local, remote, local_offsets, remote_offsets, lengths):
+        """Starts :meth:`readv` and returns a Request. The arrays are copied."""
+        return start_pieces(self.engine, True, local, remote, local_offsets, remote_offsets, lengths,
+                            "ireadv")
+
+    def ifetch_add(self, remote, offset, value):
+        """Starts :meth:`fetch_add`; the Request's ``wait()`` returns what was there before."""
+        return start_atomic(self.engine, False, remote, offset, value, None, "ifetch_add")
+
+    def icompare_swap(self, remote, offset, compare, swap):
+        """Starts :meth:`compare_swap`; the Request's ``wait()`` returns what was there before."""
+        return start_atomic(self.engine, True, remote, offset, swap, compare, "icompare_swap")
+
+    def wait_notify(self, source, count=1, timeout=USE_CONFIG, with_source=False):
+        """Waits for `count` writes with notification and returns their numbers, oldest first: list
+        of ints, or of (rank, number) if `with_source`.
+
+        `source`: a rank, this one included, or ANY_SOURCE; `count`: 1 to 65536. What arrives while
+        nobody waits is kept; a rank with 65536 unread notifications of another holds further
+        ones back there. Raises ValueError, TypeError, TimeoutError (nothing was taken), PeerDeadError
+        (fewer than `count` came), ClosedError.
+        """
+        cdef Engine g = self.engine
+        cdef int peer = -1 if source is any_source else g.peer_arg(source, "source")
+        return wait_notify(g, peer, count, timeout, with_source)
 
     # --------------------------------------------------------------------- collectives
     def all_reduce(self, buf, op="sum", *, out=None, timeout=USE_CONFIG):

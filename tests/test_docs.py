@@ -46,6 +46,13 @@ def test_parameter_server_page(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
+def test_one_sided_page(device, tmp_path):
+    (tmp_path / "regions.py").write_text(programs(DOCS / "how-to/one-sided.md")["regions.py"])
+    done = run(tmp_path / "regions.py", 2, device)
+    assert done.returncode == 0 and done.stderr == ""
+    assert sorted(done.stdout.splitlines()) == ["0", "[1. 2. 3.] 2.5e-323"]
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")),
                          ids=lambda page: str(page.relative_to(DOCS)))
 def test_what_a_page_points_at_exists(page):

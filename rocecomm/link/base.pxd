@@ -32,6 +32,7 @@ cdef class Base:
     cdef object memory_mr
     cdef dict qps
     cdef readonly object cache
+    cdef list lanes             # their queue pairs
     cdef bytes secret           # key for descriptors, made from the job's secret
     cdef uint64_t generation    # registrations made so far
     cdef list held              # MRs that a stopped peer kept from being deregistered

@@ -7,7 +7,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdlib cimport calloc, free
 from rocecomm.link.core cimport (
     F_ANYTAG, F_COLL, F_ORPHAN, F_ZOMBIE, K_RECV, K_SEND, P_BROKEN, P_LEFT, P_READY, P_SELF,
-    R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER,
+    R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_ONE, R_REGISTER,
     R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, find_group, free_all, group_t,
     pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_lock, rc_now, rc_stamp, req_end, req_free,
@@ -293,6 +293,9 @@ cdef class Base:
             return failure.no_memory(what)
         if r.status == R_ABORTED:
             return self.group_error(r.group, what)
+        if r.status == R_ONE:
+            return failure.one_sided(what, r.peer, self.device, r.one.op, r.size, r.one.nbytes,
+                                     r.one.status, r.one.vendor, bool(r.one.doubtful))
         if r.status == R_CYCLE:
             if r.peer == self.rank:
                 return failure.self_cycle(what, r.size)

@@ -1,8 +1,9 @@
 # cython: language_level=3
 """The end of a communicator: delivers, says goodbye, ends what could not be waited for."""
 from rocecomm.link.core cimport (
-    F_COLL, P_READY, R_CLOSED, engine_t, find_group, group_t, int64_t, list_t, mark_dirty, peer_t,
+    F_COLL, P_READY, P_SELF, R_CLOSED, engine_t, find_group, group_t, int64_t, list_t, mark_dirty, peer_t,
     pthread_mutex_unlock, rc_lock, rc_now, req_end, req_t, unlink)
+from rocecomm.link.lane cimport end_idle, end_lane
 from rocecomm.link.match cimport end_probes
 from rocecomm.link.peer cimport break_peer
 from rocecomm.link.progress cimport heartbeats, poll_once
@@ -19,8 +20,10 @@ cdef void end_one(engine_t *e, list_t *l, req_t *r) noexcept nogil:
 cdef void end_all(engine_t *e, peer_t *p) noexcept nogil:
     """Ends what close() could not wait for; first the peer loses access to our memory."""
     if p.state == P_READY and (p.announced.head != NULL or p.pulls.head != NULL
-                               or p.reading.head != NULL):
+                               or p.reading.head != NULL or p.lane.head != p.lane.tail):
         break_peer(e, p, -3, -1, 0, 0, 0)
+    end_lane(e, p)
+    end_idle(e, p, R_CLOSED, True)
     while p.sends.head != NULL:
         end_one(e, &p.sends, p.sends.head)
     while p.announced.head != NULL:
@@ -51,8 +54,12 @@ cdef bint busy(engine_t *e) noexcept nogil:
     cdef peer_t *p
     for i in range(e.size):
         p = &e.peers[i]
+        if p.state == P_SELF and p.lane.head != p.lane.tail:
+            return True
         if p.state != P_READY:
             continue
+        if p.lane.pending.head != NULL or p.lane.flying.head != NULL:
+            return True
         if (p.sends.head != NULL or announced_for_use(e, p) or p.pulls.head != NULL
                 or p.reading.head != NULL or p.ctl_head != NULL or p.goodbye_due):
             return True
@@ -94,3 +101,5 @@ cdef void finish(engine_t *e, int64_t limit) noexcept nogil:
     while e.any_posted.head != NULL:
         end_one(e, &e.any_posted, e.any_posted.head)
     end_probes(e, -1, R_CLOSED)
+    while e.note_waits.head != NULL:
+        end_one(e, &e.note_waits, e.note_waits.head)

@@ -10,7 +10,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from rocecomm.link.pieces cimport pieces_t
 from rocecomm.link.wire cimport rc_header, sig_t
 from rocecomm.verbs.libibverbs cimport (
-    ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc)
+    ibv_ah_attr, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc)
 from rocecomm.verbs.provider cimport provider_ops
 
 cdef extern from "<pthread.h>" nogil:
@@ -95,6 +95,8 @@ cdef enum:
     # req_t.kind
     K_SEND = 1
     K_RECV = 2
+    K_ONE = 3               # a one-sided operation: travels on the peer's lane
+    K_NOTE = 4              # waits for notifications
     K_PROBE = 9             # waits for a message to be stored, takes nothing
 
     # req_t.state
@@ -116,6 +118,7 @@ cdef enum:
     R_REGISTER = 8          # registration failed, see req_t.err
     R_ABORTED = 9           # the group was aborted
     R_CYCLE = 10            # both block in large sends to each other
+    R_ONE = 11              # a one-sided operation failed alone; one_t says how
 
     # req_t.flags
     F_ANYTAG = 1
@@ -144,16 +147,66 @@ cdef enum:
     Q_BEAT = 3
     Q_STATUS = 4
 
+    # lane_t.state
+    L_NONE = 0
+    L_UP = 1
+    L_DRAINING = 2          # a request failed; those behind it come back unexecuted
+    L_WAITING = 3           # empty and reset; waits for the peer's LANE_READY
+    L_DEAD = 4              # with its peer
+
+    # one_t.op
+    O_WRITE = 0
+    O_READ = 1
+    O_ADD = 2
+    O_SWAP = 3
+
     # wr_id: upper half
     WR_RECV = 0xFFFFFFFF
+    WR_LANE = 0x80000000    # | rank
 
     NO_SLOT = 0xFFFFFFFF
     CYCLE_LOG = 64
     SIG_RING = 64
     MAX_GROUPS = 64
     POLL_BATCH = 16
+    NOTE_WINDOW = 65536     # notifications of one peer that may be stored unread
     RECYCLE = 8             # receive slots are posted again this many at a time
     TEXT_MAX = 512
+
+# A place in a one-sided request: how far it has been posted, or carried out.
+ctypedef struct cursor_t:
+    int64_t piece
+    uint64_t offset         # in that piece
+
+# What a one-sided request does, beyond req_t: pieces of local memory (req_t.buf) and of the
+# peer's region. The arrays belong to the Python request, which outlives this.
+ctypedef struct one_t:
+    one_t *next
+    uint8_t op
+    bint notify             # the last work request carries `imm`
+    bint failed
+    uint32_t imm
+    uint32_t rkey
+    uint64_t remote         # address that the offsets count from
+    uint64_t operand        # added, or swapped in
+    uint64_t compare
+    int64_t n               # pieces
+    const int64_t *local_at     # NULL: one piece, at 0
+    const int64_t *remote_at
+    const int64_t *lengths      # NULL: all are `length`
+    uint64_t length
+    cursor_t at             # posted up to here
+    cursor_t done           # carried out up to here
+    uint32_t out            # work requests in flight
+    bint begun              # something was posted
+    bint finished           # all was
+    uint64_t extent         # bytes of the local buffer, to be registered as a whole
+    bint known              # registered, or needs no registration
+    # why it failed alone
+    int32_t status
+    uint32_t vendor
+    uint64_t nbytes
+    bint doubtful           # it may or may not have been carried out
 
 ctypedef struct req_t:
     req_t *next
@@ -187,6 +240,7 @@ ctypedef struct req_t:
     uint32_t reads_out
     uint64_t read_posted
     uint64_t read_done
+    one_t *one              # K_ONE
     # for the error message
     uint64_t other_size
     sig_t other_sig
@@ -245,6 +299,56 @@ ctypedef struct asked_t:
     int32_t first_rank
     int32_t rank
 
+# One posted work request of a lane.
+ctypedef struct lsqe_t:
+    req_t *req
+    uint32_t length
+    uint32_t cell           # where an atomic's old value arrives, or NO_SLOT
+    bint notify
+
+ctypedef struct note_t:
+    uint64_t order          # of arrival, over all peers
+    uint32_t value
+
+# One-sided traffic with one peer: `out` carries this rank's operations, `inward` serves the
+# peer's. So a request that fails breaks a queue pair that carries requests of its own rank only.
+ctypedef struct lane_t:
+    ibv_qp *out
+    ibv_qp *inward
+    uint32_t inward_qpn
+    uint32_t dest_out       # the peer's inward queue pair, which `out` leads to
+    uint32_t dest_inward    # and its outward one
+    uint32_t psn            # first packet of `out`
+    uint32_t epoch          # counts connections of `out`
+    uint32_t served         # and of `inward`
+    uint8_t state
+    uint8_t path_mtu        # what the queue pairs are connected with
+    uint8_t timeout
+    uint8_t retry
+    uint8_t reads
+    uint8_t serves
+    uint8_t port
+    uint32_t access
+    ibv_ah_attr ah
+    lsqe_t *sq
+    uint32_t depth          # a power of two
+    uint32_t head
+    uint32_t tail
+    uint32_t signalled      # position behind the last signalled entry
+    uint32_t max_inline
+    list_t pending          # not all posted; the head may be partly
+    list_t flying           # all posted, not all done
+    bint doubtful           # what came back unexecuted may have been executed
+    # notifications
+    note_t *notes           # a ring
+    uint32_t notes_room     # a power of two
+    uint32_t notes_head
+    uint32_t notes_n
+    uint64_t notes_taken    # given to waiters so far, and what of it the peer was told
+    uint64_t notes_told
+    uint64_t notes_sent     # to the peer, and what it has taken
+    uint64_t notes_acked
+
 ctypedef struct peer_t:
     int32_t rank
     uint8_t state
@@ -260,6 +364,7 @@ ctypedef struct peer_t:
     uint32_t eager_sent
     uint32_t eager_acked
     uint32_t eager_credits
+    uint32_t fences         # one-sided writes and atomics that have not ended: messages wait for them
     uint32_t ctrl_sent
     uint32_t ctrl_acked
     uint32_t ctrl_credits
@@ -312,6 +417,7 @@ ctypedef struct peer_t:
     int32_t cause_errno
     uint64_t cause_bytes
     bint left               # said goodbye before
+    lane_t lane
 
 # What a rank shows to peers that wait for it; read by RDMA.
 ctypedef struct status_t:
@@ -436,6 +542,19 @@ ctypedef struct engine_t:
     uint64_t pulls_started
     uint64_t announced_small
     ibv_wc wc[POLL_BATCH]
+    # one-sided
+    one_t *one_free
+    list_t note_waits       # K_NOTE requests
+    uint64_t notes          # notifications so far
+    ibv_send_wr *chain      # room for one post of a lane
+    ibv_sge *chain_sge
+    uint32_t chain_max
+    uint64_t *cells         # where atomics' old values arrive; registered
+    uint32_t *cell_free
+    uint32_t n_cell_free
+    uint64_t one_bytes      # counters: written and read by this rank's operations
+    uint64_t one_requests
+    uint64_t lane_repairs
 
 cdef req_t *req_new(engine_t *e) noexcept nogil
 cdef void req_free(engine_t *e, req_t *r) noexcept nogil
@@ -444,6 +563,7 @@ cdef void req_end(engine_t *e, req_t *r, int status) noexcept nogil
 cdef bint req_unregister(engine_t *e, req_t *r) noexcept nogil
 cdef bint req_register(engine_t *e, req_t *r, int access) noexcept nogil
 cdef void retry_zombies(engine_t *e) noexcept nogil
+cdef one_t *one_new(engine_t *e) noexcept nogil
 cdef unx_t *unx_new(engine_t *e) noexcept nogil
 cdef void unx_free(engine_t *e, unx_t *u) noexcept nogil
 cdef void free_all(engine_t *e) noexcept nogil

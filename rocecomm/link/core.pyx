@@ -50,6 +50,10 @@ cdef void req_free(engine_t *e, req_t *r) noexcept nogil:
     if r.pieces != NULL:
         pieces_free(r.pieces)
         r.pieces = NULL
+    if r.one != NULL:
+        r.one.next = e.one_free
+        e.one_free = r.one
+        r.one = NULL
     r.state = S_FREE
     r.owner = NULL
     r.next = e.free
@@ -130,6 +134,19 @@ cdef void retry_zombies(engine_t *e) noexcept nogil:
         r = after
 
 
+cdef one_t *one_new(engine_t *e) noexcept nogil:
+    """A zeroed one_t, or NULL without memory; `req_free` takes it back."""
+    cdef one_t *o = e.one_free
+    if o != NULL:
+        e.one_free = o.next
+    else:
+        o = <one_t *>malloc(sizeof(one_t))
+        if o == NULL:
+            return NULL
+    memset(o, 0, sizeof(one_t))
+    return o
+
+
 cdef unx_t *unx_new(engine_t *e) noexcept nogil:
     cdef unx_t *u = e.unx_free
     if u != NULL:
@@ -201,14 +218,17 @@ cdef void free_unexpected(unx_t *u) noexcept nogil:
 cdef void free_all(engine_t *e) noexcept nogil:
     """Gives back every C block. The queue pairs and registrations are gone already."""
     cdef int32_t i
-    cdef uint32_t b
+    cdef uint32_t b, k
     cdef ctl_t *c
     cdef ctl_t *after
     cdef group_t *g
+    cdef one_t *o
     if e.peers != NULL:
         for i in range(e.size):
             free_unexpected(e.peers[i].unexpected.head)
             free(e.peers[i].sq)
+            free(e.peers[i].lane.sq)
+            free(e.peers[i].lane.notes)
             c = e.peers[i].ctl_head
             while c != NULL:
                 after = c.next
@@ -222,7 +242,19 @@ cdef void free_all(engine_t *e) noexcept nogil:
         free(c)
         c = after
     for b in range(e.n_blocks):
+        for k in range(<uint32_t>BLOCK):
+            free(e.blocks[b][k].one)
         free(e.blocks[b])
+    while e.one_free != NULL:
+        o = e.one_free
+        e.one_free = o.next
+        free(o)
+    free(e.chain)
+    free(e.chain_sge)
+    free(e.cell_free)
+    e.chain = NULL
+    e.chain_sge = NULL
+    e.cell_free = NULL
     free(e.blocks)
     free(e.send_free)
     while e.groups != NULL:

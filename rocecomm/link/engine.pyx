@@ -94,6 +94,7 @@ cdef class Engine(Links):
         self.rank, self.size = group.rank, group.world_size
         self.default_timeout = config.timeout
         self.qps = {}
+        self.lanes = []
         if context is None:
             context, port = wireup.choose_device(config)
         self.context = context
@@ -271,7 +272,8 @@ cdef class Engine(Links):
         return {"bytes_sent": e.bytes_sent, "bytes_received": e.bytes_received,
                 "messages_sent": e.messages_sent, "messages_received": e.messages_received,
                 "seconds": self.seconds, "pulls": e.pulls_started,
-                "announced_small": e.announced_small,
+                "announced_small": e.announced_small, "one_sided": e.one_requests,
+                "one_sided_bytes": e.one_bytes, "lane_repairs": e.lane_repairs,
                 "slot_bytes": <uint64_t>(e.n_recv + e.n_send) * e.slot_size}
 
     def describe(self):
@@ -300,6 +302,8 @@ cdef class Engine(Links):
                 "freed": (p.eager_given, p.ctrl_freed), "grant": p.grant, "seq": (p.send_seq, p.recv_seq),
                 "sends": p.sends.n, "announced": p.announced.n, "posted": p.posted.n,
                 "pulls": p.pulls.n, "reading": p.reading.n, "unexpected": p.unexpected.n,
+                "lane": (p.lane.state, p.lane.tail, p.lane.head, p.lane.pending.n, p.lane.flying.n),
+                "fences": p.fences, "notes": p.lane.notes_n,
                 "ctl": p.ctl_n, "dirty": bool(p.dirty), "heartbeats": p.status_n,
                 "pool": self.e.pool, "strangers": self.e.strangers})
         return out

@@ -15,11 +15,11 @@ from ..errors import (
     TimeoutError,
     VerbsError,
 )
-from .statuses import CLOSED, OUT_OF_SEQUENCE, POST_FAILED, operation
+from .statuses import CLOSED, NOT_RECONNECTED, OUT_OF_SEQUENCE, POST_FAILED, operation
 from .statuses import status as status_of
 
 __all__ = ["aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "lost_peer",
-           "no_memory", "registration", "size", "timed_out", "truncated"]
+           "no_memory", "one_sided", "registration", "size", "timed_out", "truncated"]
 
 
 def size(n):
@@ -53,6 +53,11 @@ def lost_peer(what, rank, device, *, status, opcode, vendor, err, nbytes, left, 
         return ClosedError(
             f"{what}: the communicator on {device} was closed while the transfer with rank {rank} was "
             f"under way: {row.cause}; {row.remedy}")
+    if status == NOT_RECONNECTED:
+        return VerbsError(
+            f"{what}: the queue pairs for one-sided operations with rank {rank} on {device} could not "
+            f"be connected again ({os.strerror(err)}), which closed the connection: {why}",
+            verb="ibv_modify_qp", errno=err, device=device)
     request = f"a {operation(opcode)} of {size(nbytes)}" if nbytes else f"a {operation(opcode)}"
     if row.dead:
         return PeerDeadError(
@@ -62,6 +67,41 @@ def lost_peer(what, rank, device, *, status, opcode, vendor, err, nbytes, left, 
     return CompletionError(
         f"{what}: the connection to rank {rank} on {device} broke, as {request} ended with {row.name}"
         f"{code}: {why}", status=status, opcode=opcode, vendor_err=vendor, peer=rank)
+
+
+#: enum ibv_wc_opcode of write, read, fetch_add, compare_swap
+_WC_OPCODES = (1, 2, 4, 3)
+
+#: Why a one-sided request fails while the connection goes on, and what helps.
+_ONE_SIDED = {
+    "IBV_WC_REM_ACCESS_ERR":
+        "the region is closed, or does not allow it; ask its owner for the descriptor of an open one",
+    "IBV_WC_REM_INV_REQ_ERR":
+        "the owner's device does not carry out such a request there; check alignment and access "
+        "rights of the region",
+    "IBV_WC_REM_OP_ERR":
+        "the owner's device could not carry it out, perhaps because the region's memory is not "
+        "mapped any more; keep it until the region is closed",
+    "IBV_WC_LOC_PROT_ERR":
+        "the local buffer was unmapped or its registration closed meanwhile; keep it until the "
+        "request has ended",
+}
+
+
+def one_sided(what, rank, device, op, nbytes, piece, status, vendor, doubtful):
+    """One request of ``nbytes`` failed, in a work request of ``piece`` bytes; all others go on."""
+    if doubtful:
+        return CompletionError(
+            f"{what}: rank {rank} may or may not have carried it out: a request before it failed on "
+            f"{device} while this one was on its way; look at the region before you repeat it",
+            status=5, opcode=_WC_OPCODES[op], vendor_err=vendor, peer=rank)
+    row = status_of(status)
+    why = _ONE_SIDED.get(row.name, f"{row.cause}; {row.remedy}")
+    amount = size(nbytes) if piece == nbytes else f"{size(nbytes)}, in a piece of {size(piece)},"
+    return CompletionError(
+        f"{what}: {amount} with the region of rank {rank} on {device} ended with {row.name} "
+        f"({row.meaning}): {why}; other requests are not affected",
+        status=status, opcode=_WC_OPCODES[op], vendor_err=vendor, peer=rank)
 
 
 def timed_out(what, rank, device, seconds, state, detail):

@@ -26,7 +26,8 @@ cdef void fail_group(engine_t *e, uint32_t group, int cls, int32_t rank, const a
 cdef void tell_failure(engine_t *e, peer_t *p) noexcept nogil
 
 cdef inline bint eager_credit(peer_t *p) noexcept nogil:
-    return p.eager_sent != p.eager_acked + p.eager_credits      # both count modulo 2^32
+    # both count modulo 2^32
+    return p.eager_sent != p.eager_acked + p.eager_credits and p.fences == 0
 
 cdef inline bint ctrl_credit(peer_t *p) noexcept nogil:
     return p.ctrl_sent - p.ctrl_acked < p.ctrl_credits

@@ -15,6 +15,7 @@ from rocecomm.link.core cimport (
     Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, engine_t,
     find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, rc_set, rc_set8, req_end,
     req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
+from rocecomm.link.lane cimport end_lane
 from rocecomm.link.lend cimport give_back
 from rocecomm.link.match cimport end_probes
 from rocecomm.link.wire cimport (
@@ -431,6 +432,7 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
     memset(&attr, 0, sizeof(attr))
     attr.qp_state = IBV_QPS_ERR
     e.ops.modify_qp(p.qp, &attr, IBV_QP_STATE)
+    end_lane(e, p)
     drop_ctl(e, p)
     tell_failure(e, p)
     end_list(e, &p.sends, R_BROKEN)
@@ -448,6 +450,7 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
         return
     p.state = P_LEFT
     p.left = True
+    end_lane(e, p)
     drop_ctl(e, p)
     tell_failure(e, p)
     end_list(e, &p.sends, R_BROKEN)

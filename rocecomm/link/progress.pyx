@@ -7,13 +7,17 @@ wait for its signal, and one of them takes over when it leaves.
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_RECV, abort_t, engine_t,
-    find_group, group_t, int32_t, list_t, mark_dirty, peer_t, poke_worker, pthread_cond_broadcast,
+    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, P_SELF, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_LANE,
+    WR_RECV, abort_t, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
+    poke_worker, pthread_cond_broadcast,
     pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
     req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
+from rocecomm.link.lane_post cimport drain_lane
+from rocecomm.link.lane_repair cimport on_lane_ready, on_lane_reset, on_lane_sent
 from rocecomm.link.lend cimport count_payload, on_recall, on_return
 from rocecomm.link.match cimport match_posted, store_unexpected
+from rocecomm.link.notify cimport on_lane_message, on_noted
 from rocecomm.link.peer cimport (
     beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
 from rocecomm.link.pull cimport keep_table
@@ -21,8 +25,8 @@ from rocecomm.link.rendezvous cimport (
     accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
 from rocecomm.link.wire cimport (
     ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, FLAG_LIST,
-    GOODBYE, RC_MAGIC, RC_VERSION, RECALL, RETURN,
-    WITHDRAW, WITHDRAWN, rc_header)
+    GOODBYE, LANE_READY, LANE_RESET, NOTED, RC_MAGIC, RC_VERSION, RECALL, RETURN, WITHDRAW, WITHDRAWN,
+    rc_header)
 from rocecomm.verbs.libibverbs cimport (
     IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc)
 
@@ -66,6 +70,8 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
     cdef unx_t *u
     if wc.status != IBV_WC_SUCCESS:
         p = peer_by_qpn(e, wc.qp_num)
+        if p == NULL and on_lane_message(e, wc, slot):
+            return
         repost_slot(e, slot)
         if p != NULL:
             break_peer(e, p, wc.status, IBV_WC_RECV, wc.vendor_err, 0, e.slot_size)
@@ -73,6 +79,8 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
     if (wc.byte_len < sizeof(rc_header) or h.magic != RC_MAGIC or h.version != RC_VERSION
             or h.instance != e.instance or h.source >= <uint32_t>e.size
             or e.peers[h.source].qp == NULL or e.peers[h.source].qpn != wc.qp_num):
+        if on_lane_message(e, wc, slot):    # a notification: the slot holds nothing
+            return
         e.strangers += 1
         repost_slot(e, slot)
         return
@@ -142,6 +150,12 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         queue_ctl(e, p, RETURN, 0, 0, on_recall(p, h.size))
     elif h.kind == RETURN:
         on_return(e, p, h.size)
+    elif h.kind == LANE_RESET:
+        on_lane_reset(e, p, h)
+    elif h.kind == LANE_READY:
+        on_lane_ready(e, p, h)
+    elif h.kind == NOTED:
+        on_noted(e, p, h)
     elif h.kind == GOODBYE:
         leave_peer(e, p)
     free_slot(e, p, slot, h.kind)
@@ -163,6 +177,8 @@ cdef void on_sent(engine_t *e, ibv_wc *wc) noexcept nogil:
     cdef peer_t *p
     cdef uint32_t length
     if rank >= <uint32_t>e.size:
+        if rank & <uint32_t>WR_LANE:
+            on_lane_sent(e, wc)
         return
     p = &e.peers[rank]
     if wc.status != IBV_WC_SUCCESS:
@@ -185,6 +201,9 @@ cdef void drain(engine_t *e, bint heavy) noexcept nogil:
             drain_ctl(e, p)
             drain_sends(e, p)
             drain_pulls(e, p, heavy)
+            drain_lane(e, p, heavy)
+        elif p.state == P_SELF:
+            drain_lane(e, p, heavy)
         p = after
 
 
@@ -258,7 +277,8 @@ cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
             continue
         if (p.posted.head != NULL or p.sends.head != NULL or p.announced.head != NULL
                 or p.reading.head != NULL or p.pulls.head != NULL or e.any_posted.head != NULL
-                or e.probes.head != NULL):
+                or p.lane.pending.head != NULL or p.lane.flying.head != NULL
+                or e.note_waits.head != NULL or e.probes.head != NULL):
             beat(e, p, True)
     if e.zombies.head != NULL:
         retry_zombies(e)

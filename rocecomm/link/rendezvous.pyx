@@ -112,6 +112,8 @@ cdef int announce(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
 
 cdef int try_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     """1: under way, 0: has to wait, -1: broken, -2: not registered."""
+    if p.fences:
+        return 0                        # writes that were started before it go first
     if not r.flags & F_ANNOUNCE:
         if eager_credit(p):
             return send_eager(e, p, r)

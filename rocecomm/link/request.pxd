@@ -24,6 +24,7 @@ cdef class Request:
     cdef void let_go(self) noexcept
     cdef void unpin(self) noexcept
     cdef int other_rank(self) noexcept
+    cdef object outcome(self)   # of an ended request: what wait() returns
 
 cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t tag, bint any_tag,
                    uint32_t group, const sig_t *sig, Py_ssize_t offset, Py_ssize_t nbytes)

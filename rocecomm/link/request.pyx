@@ -5,8 +5,9 @@ from rocecomm.link.aio cimport Awaiter
 from rocecomm.link.base cimport Base, mem_t
 from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
-    F_ANYTAG, F_AWAITED, F_COLL, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
+    F_ANYTAG, F_AWAITED, F_COLL, K_ONE, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
     find_group, group_t, rc_get, rc_get8, req_end, req_new, req_t, sig_t, tell_loops, uint8_t)
+from rocecomm.link.lane_post cimport unpost_one
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
 from rocecomm.link.region cimport covering
@@ -92,6 +93,9 @@ cdef class Request:
             return self.r.source
         return self.r.peer
 
+    cdef object outcome(self):
+        return self.count
+
     def wait(self, timeout=USE_CONFIG):
         """Waits; returns the bytes sent or received. See the class's stub for the rules."""
         cdef int result
@@ -111,7 +115,7 @@ cdef class Request:
             self.unpin()
         if self.failure is not None:
             raise self.failure
-        return self.count
+        return self.outcome()
 
     def __await__(self):
         """In a coroutine of an asyncio event loop: waits; see the class's stub for the rules."""
@@ -131,8 +135,9 @@ cdef class Request:
 
     def cancel(self):
         """Whether the transfer was withdrawn. True: a receive that had not matched, or a send that
-        had not left; ``wait()`` raises then. False for a send means that the receiver was
-        asked to forget it: ``wait()`` tells how that ended."""
+        had not left, or a one-sided operation of which nothing was posted; ``wait()`` raises then.
+        False for a send means that the receiver was asked to forget it: ``wait()`` tells how
+        that ended."""
         cdef bint done = False
         self.waiters += 1
         try:
@@ -140,7 +145,9 @@ cdef class Request:
                 return False
             self.engine.enter()
             if self.r.state != S_DONE:
-                if self.r.kind != K_RECV:
+                if self.r.kind == K_ONE:
+                    done = unpost_one(self.engine.e, self.r)
+                elif self.r.kind != K_RECV:
                     withdraw(self.engine.e, self.r)
                     done = self.r.state == S_DONE
                 elif unpost_receive(self.engine.e, self.r):
@@ -213,7 +220,7 @@ cdef class RequestAwaiter(Awaiter):
             raise self.engine.closed_error(self.q.what)
         if self.q.failure is not None:
             raise self.q.failure
-        return self.q.count
+        return self.q.outcome()
 
     cdef object late(self):
         return self.engine.timeout_error(self.q.what, self.q.other_rank(), USE_CONFIG)

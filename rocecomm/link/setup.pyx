@@ -4,7 +4,8 @@ from libc.stdlib cimport calloc, malloc
 from rocecomm.link.base cimport Base
 from rocecomm.link.core cimport (
     P_READY, P_SELF, RECYCLE, abort_t, engine_t, int64_t, mark_dirty, peer_t, pthread_mutex_lock,
-    pthread_mutex_unlock, rc_stamp, retry_zombies, sqe_t, status_t, uint32_t)
+    pthread_mutex_unlock, rc_stamp, retry_zombies, sqe_t, status_t, uint32_t, uint64_t)
+from rocecomm.link.lane_setup cimport join_lane, lane_depth, make_chain, make_lane
 from rocecomm.link.peer cimport post_slots, repost_slot
 from rocecomm.link.wire cimport rc_header
 from rocecomm.verbs.context cimport Context, Memory
@@ -32,6 +33,12 @@ cdef extern from "<unistd.h>" nogil:
     int c_close "close"(int) noexcept
     int usleep(unsigned int) noexcept
 
+
+cdef enum:
+    SELF_SLOTS = 4          # receive slots for notifications to oneself
+    CELLS = 256             # atomics in flight, to all ranks together
+
+
 cdef class Links(Base):
     """An engine's device, queues, memory and connections."""
 
@@ -51,21 +58,24 @@ cdef class Links(Base):
         e.eager_limit = config.eager_limit
         e.slot_size = (sizeof(rc_header) + max(config.eager_limit, sizeof(abort_t)) + 63) & ~63
         self.reg_free = bool(e.ops.reg_is_free())
-        plan = plan_credits(config, e.slot_size, others, device.max_srq_wr, self.device)
+        plan = plan_credits(config, e.slot_size, others, device.max_srq_wr - SELF_SLOTS, self.device)
         eager, ctrl = plan.grant, plan.ctrl
         e.eager_grant, e.ctrl_grant, e.reserve = plan.grant, plan.ctrl, plan.reserve
         e.max_grant, e.pool = plan.most, plan.pool - others * (plan.grant - plan.reserve)
         e.fair = plan.reserve + plan.pool // max(1, others)
-        e.n_recv = plan.slots(others) + (RECYCLE if others else 0)
-        e.n_send = min(256, max(32, 16 * others)) if others else 1
+        e.n_recv = plan.slots(others) + SELF_SLOTS + RECYCLE
+        e.n_send = min(256, max(28, 16 * others)) if others else 1
         depth = 128 if others <= 16 else 64
+        lane = lane_depth(others, device)
         while depth > 16 and (depth > device.max_qp_wr
-                              or e.n_recv + others * depth + 16 > device.max_cqe):
+                              or e.n_recv + others * depth + self.size * lane + 16 > device.max_cqe):
             depth //= 2
+            lane = max(16, lane // 2)
+        make_chain(e, lane)
 
         self.pd = PD(context)
         self.channel = CompChannel(context)
-        self.cq = CQ(context, e.n_recv + others * depth + 16, self.channel)
+        self.cq = CQ(context, e.n_recv + others * depth + self.size * lane + 16, self.channel)
         self.srq = SRQ(self.pd, max(1, e.n_recv))
         e.pd = (<PD>self.pd).pd
         e.cq = (<CQ>self.cq).cq
@@ -80,7 +90,7 @@ cdef class Links(Base):
         if e.peers == NULL:
             raise MemoryError("no memory for the connections")
 
-        mine = self.make_endpoint(config, group, port, port_attr, device, depth, eager, ctrl)
+        mine = self.make_endpoint(config, group, port, port_attr, device, depth, lane, eager, ctrl)
         found = wireup.exchange(group.store, mine, self.size, config.join_timeout)
         self.info = {}
         self.local_ranks = sum(other.host == mine.host for other in found)
@@ -97,7 +107,8 @@ cdef class Links(Base):
             if other.rank != self.rank:
                 self.connect_peer(mine, other, config, port)
         e.peers[self.rank].state = P_SELF
-        e.peers[self.rank].rank = self.rank
+        e.peers[self.rank].ctrl_credits = SELF_SLOTS
+        join_lane(self, mine, mine, wireup.agree(mine, mine), config, port)
         for i in range(e.n_recv):
             if not repost_slot(e, i):
                 raise failure.fatal("posting receives", e.fatal, self.device)
@@ -118,7 +129,7 @@ cdef class Links(Base):
         cdef engine_t *e = self.e
         cdef Memory memory
         cdef size_t room = <size_t>(e.n_recv + e.n_send) * e.slot_size
-        cdef size_t status_bytes = (1 + self.size) * 64
+        cdef size_t status_bytes = (1 + self.size) * 64 + CELLS * sizeof(uint64_t)
         cdef uint32_t i
         assert sizeof(status_t) <= 64
         slots = Memory(self.context, room)
@@ -133,6 +144,14 @@ cdef class Links(Base):
         e.status = <status_t *><size_t>status.address
         e.mirror = <status_t *>(<char *>e.status + 64)
         e.status_lkey = self.memory_mr[1].lkey
+        # behind them: where atomics' old values arrive
+        e.cells = <uint64_t *>(<char *>e.status + (1 + self.size) * 64)
+        e.cell_free = <uint32_t *>malloc(CELLS * sizeof(uint32_t))
+        if e.cell_free == NULL:
+            raise MemoryError("no memory for atomics")
+        for i in range(<uint32_t>CELLS):
+            e.cell_free[i] = CELLS - 1 - i
+        e.n_cell_free = CELLS
         e.send_free = <uint32_t *>malloc(e.n_send * sizeof(uint32_t))
         if e.send_free == NULL:
             raise MemoryError("no memory for the send slots")
@@ -140,15 +159,17 @@ cdef class Links(Base):
             e.send_free[i] = e.n_recv + e.n_send - 1 - i
         e.n_send_free = e.n_send
 
-    def make_endpoint(self, config, group, int port, port_attr, device, int depth, eager, ctrl):
-        """Creates a queue pair for every peer, in INIT, and says all about this rank."""
+    def make_endpoint(self, config, group, int port, port_attr, device, int depth, int lane, eager, ctrl):
+        """Creates the queue pairs for every peer and says all about this rank."""
         cdef engine_t *e = self.e
         cdef int r
         cdef peer_t *p
         cdef QP qp
         inline = None
         numbers = []
+        lanes = []
         for r in range(self.size):
+            lanes.append(make_lane(self, r, lane if r != self.rank else min(lane, 64), port, device))
             if r == self.rank:
                 numbers.append((0, 0))
                 continue
@@ -175,7 +196,7 @@ cdef class Links(Base):
             reads_in=device.max_qp_rd_atom, max_message=port_attr.max_msg_sz,
             gids=tuple((g.index, g.gid.hex(), int(g.gid_type))
                        for g in self.context.query_gid_table(port)),
-            gid_index=config.gid_index, qps=tuple(numbers), eager=eager, ctrl=ctrl,
+            gid_index=config.gid_index, qps=tuple(numbers), lanes=tuple(lanes), eager=eager, ctrl=ctrl,
             slot_size=e.slot_size, status_addr=<size_t>e.status,
             status_rkey=self.memory_mr[1].rkey, host=wireup.host_name())
 
@@ -201,6 +222,7 @@ cdef class Links(Base):
         p.status_addr = other.status_addr
         p.status_rkey = other.status_rkey
         self.info[other.rank] = agreement
+        join_lane(self, mine, other, agreement, config, port)
         # a device whose messages are shorter than our slots
         self.e.eager_limit = min(self.e.eager_limit,
                                  max(0, agreement.max_message - <int>sizeof(rc_header)))
@@ -213,6 +235,9 @@ cdef class Links(Base):
             for qp in self.qps.values():
                 qp.close()
             self.qps.clear()
+            for qp in self.lanes:
+                qp.close()
+            self.lanes.clear()
             # a stopped peer may still hold one of our buffers
             while e.zombies.head != NULL and tries < 100:
                 tries += 1

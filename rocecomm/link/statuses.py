@@ -10,12 +10,14 @@ import dataclasses
 
 from ..enums import WCStatus
 
-__all__ = ["POST_FAILED", "OUT_OF_SEQUENCE", "CLOSED", "STATUSES", "Status", "operation", "status"]
+__all__ = ["POST_FAILED", "OUT_OF_SEQUENCE", "CLOSED", "NOT_RECONNECTED", "STATUSES",
+           "Status", "operation", "status"]
 
 #: A connection ended without a completion: `peer_t.cause_status`.
 POST_FAILED = -1
 OUT_OF_SEQUENCE = -2
 CLOSED = -3
+NOT_RECONNECTED = -4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,10 +128,16 @@ STATUSES = {
         "closed", "close() broke the connection off with transfers under way",
         "the peer did not take them within the 4 s that close() waits",
         "wait for the requests before close()"),
+    NOT_RECONNECTED: Status(
+        "not reconnected", "the device refused to connect again after a one-sided request had failed",
+        "it is out of resources (ENOMEM), or a peer that is stopped in the middle of a copy holds "
+        "it (EBUSY)",
+        _DRIVER + ", then start the job again"),
 }
 
 _OPERATIONS = {16: "send", 17: "send", 18: "read of the peer's buffer", 19: "heartbeat",
-               20: "read of the peer's state", 128: "receive"}
+               20: "read of the peer's state", 32: "write into its region", 33: "read of its region",
+               34: "fetch_add in its region", 35: "compare_swap in its region", 128: "receive"}
 
 
 def status(number):

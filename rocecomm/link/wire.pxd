@@ -80,6 +80,9 @@ cpdef enum Kind:
     CYCLE_YES = 10      # it is: both sends have failed
     RECALL = 11         # others need slots: give back what you do not use, up to `size`
     RETURN = 12         # answer: `size` credits for payloads, unused
+    LANE_RESET = 13     # the sender's lane begins anew: number in req, first packet in size
+    LANE_READY = 14     # answer: it may be used
+    NOTED = 15          # how many notifications were taken so far, in size
 
 cpdef enum Flag:
     FLAG_BLOCKING = 1   # the sender does nothing else until this is taken

@@ -21,7 +21,7 @@ from .gid import GidEntry, choose_gid, format_gid
 __all__ = ["Agreement", "Endpoint", "agree", "choose_device", "connect", "exchange", "host_name"]
 
 _MTU_BYTES = {1: 256, 2: 512, 3: 1024, 4: 2048, 5: 4096}
-_MTU_CODE = {size: code for code, size in _MTU_BYTES.items()}
+MTU_CODE = {size: code for code, size in _MTU_BYTES.items()}
 BLOB_LIMIT = 1 << 20
 
 
@@ -81,6 +81,7 @@ class Endpoint:
     gids: tuple                     # (index, 32 hex digits, type) of entries that hold an address
     gid_index: int | None           # the user's choice
     qps: tuple                      # (queue pair number, first packet number) for each rank
+    lanes: tuple                    # (outward number, inward number, first packet number) likewise
     eager: int                      # slots it sets aside for each peer
     ctrl: int
     slot_size: int
@@ -116,6 +117,7 @@ class Endpoint:
         try:
             fields["gids"] = tuple((int(i), str(g), int(t)) for i, g, t in fields["gids"])
             fields["qps"] = tuple((int(q), int(p)) for q, p in fields["qps"])
+            fields["lanes"] = tuple((int(o), int(i), int(p)) for o, i, p in fields["lanes"])
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise JoinError(f"rank {rank} published an endpoint with a bad field: {error}") from None
@@ -194,7 +196,7 @@ def connect(qp, mine, theirs, agreement, config, port):
     _, sq_psn = mine.qps[theirs.rank]
     timeout, retry = transport_timer(config)
     qp.to_rtr(
-        dest_qp, path_mtu=_MTU_CODE[agreement.mtu], rq_psn=rq_psn,
+        dest_qp, path_mtu=MTU_CODE[agreement.mtu], rq_psn=rq_psn,
         max_dest_rd_atomic=agreement.serves, min_rnr_timer=1,
         ah_attr=AHAttr(dgid=agreement.peer_gid, sgid_index=agreement.gid_index, port_num=port,
                        sl=config.service_level, traffic_class=config.traffic_class, hop_limit=64))

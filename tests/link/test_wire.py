@@ -48,6 +48,7 @@ def endpoint(rank=0, **changes):
     fields = dict(
         rank=rank, device="dev", instance=1 + rank, mtu=4096, reads_out=16, reads_in=16,
         max_message=1 << 30, gids=((1, gid, 2),), gid_index=None, qps=((0, 0), (17, 18)),
+        lanes=((0, 0, 0), (19, 20, 21)),
         eager=16, ctrl=16, slot_size=8320, status_addr=4096, status_rkey=7, host="here")
     return Endpoint(**{**fields, **changes})
 

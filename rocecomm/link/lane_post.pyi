@@ -1,0 +1,1 @@
+"""Posting one-sided requests; nothing for Python."""

@@ -1,0 +1,1 @@
+"""Completions and repair of a lane; nothing for Python."""

@@ -1,0 +1,1 @@
+"""Making and connecting lanes; nothing for Python."""

@@ -1,0 +1,1 @@
+"""Notifications; nothing for Python."""

@@ -1,0 +1,9 @@
+"""One-sided operations as Python calls them (see ``Communicator.write`` and its neighbours)."""
+from .request import Request
+
+class AtomicRequest(Request):
+    """A ``fetch_add`` or ``compare_swap`` in flight; ``wait()`` and ``await`` return what the cell
+    held before, an int."""
+    @property
+    def value(self) -> int | None:
+        """The value that the cell had before; None before the end, or if it failed."""
