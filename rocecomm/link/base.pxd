@@ -56,5 +56,6 @@ cdef class Base:
     cdef void release(self, req_t *r, object owner) noexcept
     cdef object error_of(self, req_t *r, str what)
     cdef object closed_error(self, str what)
+    cdef object fatal_error(self, str what)
     cdef object peer_error(self, int rank, str what)
     cdef object timeout_error(self, str what, int rank, object timeout)

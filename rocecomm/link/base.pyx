@@ -127,7 +127,7 @@ cdef class Base:
                 raise self.closed_error("the call")
         if self.e.fatal:
             pthread_mutex_unlock(&self.e.mutex)
-            raise failure.fatal("the call", self.e.fatal, self.device)
+            raise self.fatal_error("the call")
         return 0
 
     cdef void leave(self) noexcept:
@@ -250,8 +250,11 @@ cdef class Base:
                 f"{what}: this communicator belongs to the parent process; a forked child must "
                 "call rocecomm.init() itself")
         if self.e != NULL and self.e.fatal:
-            return failure.fatal(what, self.e.fatal, self.device)
+            return self.fatal_error(what)
         return failure.engine_closed(what, self.device)
+
+    cdef object fatal_error(self, str what):
+        return failure.fatal(what, self.e.fatal, self.device, self.e.fatal_verb.decode())
 
     cdef object peer_error(self, int rank, str what):
         cdef peer_t *p = &self.e.peers[rank]

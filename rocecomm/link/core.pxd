@@ -406,7 +406,7 @@ ctypedef struct peer_t:
     bint beat_out
     bint status_out
     int64_t beat_at         # when the last heartbeat was posted
-    int64_t heard_at        # last completion of anything with this peer
+    bint near               # answered the last heartbeat at once: it is asked more often
     uint64_t seen_beats
     int64_t seen_since      # since when the peer's counter stands at seen_beats
     uint64_t status_n       # answers to status reads so far
@@ -509,6 +509,7 @@ ctypedef struct engine_t:
     status_t spare          # stands in for `status` once the registered memory is gone
     uint32_t status_lkey
     int64_t beat_every
+    int64_t beat_near       # the same for peers that answer at once
     int64_t linger          # how long a small send waits for a credit before it is announced
     # waiting
     int want                # threads that wait for the mutex
@@ -533,6 +534,7 @@ ctypedef struct engine_t:
     bint closed
     bint more               # something can be posted right away
     int32_t fatal           # errno of a broken completion queue, else 0
+    const char *fatal_verb  # that said so
     uint64_t ended          # requests ended so far
     # counters
     uint64_t bytes_sent

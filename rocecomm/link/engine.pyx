@@ -311,7 +311,10 @@ cdef class Engine(Links):
     # -------------------------------------------------------------------------- close
     def __del__(self):
         if self.is_open:
-            self.close()
+            try:
+                self.close()
+            except Exception:
+                pass    # nobody is there to be told
 
     def close(self):
         """Delivers what was sent, says goodbye, frees everything. Waits at most
@@ -340,7 +343,9 @@ cdef class Engine(Links):
             e.closed = True
             pthread_mutex_unlock(&e.mutex)
         self.reap()
-        self.tear_down()
+        refused = self.tear_down()
+        if refused is not None:
+            raise refused
 
 
 cdef str sig_name(object op):

@@ -186,8 +186,8 @@ def registration(what, err, nbytes, device):
         verb="ibv_reg_mr", errno=err, device=device)
 
 
-def fatal(what, err, device):
+def fatal(what, err, device, verb):
     return VerbsError(
-        f"{what}: the completion queue or the receive queue of {device} broke "
-        f"({os.strerror(err)}), so the communicator is of no use any more; start the job again",
-        verb="ibv_poll_cq", errno=err, device=device)
+        f"{what}: {verb} on {device} failed with {os.strerror(err)}, so the communicator is of no use "
+        "any more: a queue overran or the device is in trouble; look into the kernel's log (dmesg) "
+        "and start the job again", verb=verb, errno=err, device=device)

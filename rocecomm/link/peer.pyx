@@ -28,6 +28,8 @@ from rocecomm.verbs.libibverbs cimport (
 cdef enum:
     # requests of groups from here on belong to the parameter server: plain messages
     FIRST_PLAIN_GROUP = 0x80000000
+    # A heartbeat that took less, in nanoseconds, costs next to nothing.
+    NEAR = 100000
 
 
 cdef int post_wr(engine_t *e, peer_t *p, ibv_send_wr *wr, uint8_t type, uint32_t slot,
@@ -273,6 +275,7 @@ cdef bint post_slots(engine_t *e) noexcept nogil:
     rc = ibv_post_srq_recv(e.srq, &wr[0], &bad)
     if rc != 0:
         e.fatal = rc
+        e.fatal_verb = "ibv_post_srq_recv"
         return False
     return True
 
@@ -332,6 +335,7 @@ cdef void retire(engine_t *e, peer_t *p, uint32_t position, bint good) noexcept 
                       good or p.sq_tail != position + 1)
         elif entry.type == Q_BEAT:
             p.beat_out = False
+            p.near = rc_now() - p.beat_at < NEAR
         elif entry.type == Q_STATUS:
             p.status_out = False
             if good:

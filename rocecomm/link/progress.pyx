@@ -219,6 +219,7 @@ cdef int poll_once(engine_t *e, bint heavy) noexcept nogil:
         n = ibv_poll_cq(e.cq, POLL_BATCH, e.wc)
         if n < 0:
             e.fatal = 5                 # EIO: overrun or a dead device
+            e.fatal_verb = "ibv_poll_cq"
             return total
         for i in range(n):
             if <uint32_t>(e.wc[i].wr_id >> 32) == <uint32_t>WR_RECV:
@@ -273,7 +274,7 @@ cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
     cdef peer_t *p
     for i in range(e.size):
         p = &e.peers[i]
-        if p.state != P_READY or now - p.beat_at < e.beat_every:
+        if p.state != P_READY or now - p.beat_at < (e.beat_near if p.near else e.beat_every):
             continue
         if (p.posted.head != NULL or p.sends.head != NULL or p.announced.head != NULL
                 or p.reading.head != NULL or p.pulls.head != NULL or e.any_posted.head != NULL
@@ -328,7 +329,10 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     cdef int64_t ms
     cdef uint64_t drop
     cdef int rc
-    if ibv_req_notify_cq(e.cq, 0) != 0:
+    rc = ibv_req_notify_cq(e.cq, 0)
+    if rc != 0:
+        e.fatal = rc
+        e.fatal_verb = "ibv_req_notify_cq"
         return 0
     rc_set(<int *>&e.armed, True)
     if poll_once(e, True) > 0 or e.more:    # came in before the arming

@@ -4,4 +4,4 @@ from rocecomm.link.base cimport Base
 cdef class Links(Base):
     cdef int local_ranks
 
-    cdef void tear_down(self) noexcept
+    cdef object tear_down(self)

@@ -17,6 +17,7 @@ from rocecomm.verbs.srq cimport SRQ
 
 import os
 import secrets
+from errno import EBUSY
 
 from ..enums import AccessFlags
 from ..errors import VerbsError
@@ -37,6 +38,8 @@ cdef extern from "<unistd.h>" nogil:
 cdef enum:
     SELF_SLOTS = 4          # receive slots for notifications to oneself
     CELLS = 256             # atomics in flight, to all ranks together
+    # nanoseconds between heartbeats to peers that answer at once, as those on this host
+    BEAT_NEAR = 50000000
 
 
 cdef class Links(Base):
@@ -100,6 +103,7 @@ cdef class Links(Base):
         e.spin = <int64_t>(config.spin * 1e9)
         e.spin_turns = 200 if self.local_ranks <= cores else 20
         e.beat_every = <int64_t>(wireup.beat_interval(config) * 1e9)
+        e.beat_near = min(e.beat_every, BEAT_NEAR)
         e.linger = 200000
         e.stored_limit = config.unexpected_limit
         e.status.stamp = rc_stamp()
@@ -111,9 +115,9 @@ cdef class Links(Base):
         join_lane(self, mine, mine, wireup.agree(mine, mine), config, port)
         for i in range(e.n_recv):
             if not repost_slot(e, i):
-                raise failure.fatal("posting receives", e.fatal, self.device)
+                raise self.fatal_error("posting receives")
         if not post_slots(e):
-            raise failure.fatal("posting receives", e.fatal, self.device)
+            raise self.fatal_error("posting receives")
         # nobody sends before everybody can receive
         group.store.set(f"link/ready/{self.rank}", b"1")
         group.store.wait([f"link/ready/{r}" for r in range(self.size)], config.join_timeout)
@@ -227,38 +231,47 @@ cdef class Links(Base):
         self.e.eager_limit = min(self.e.eager_limit,
                                  max(0, agreement.max_message - <int>sizeof(rc_header)))
 
-    cdef void tear_down(self) noexcept:
+    cdef object tear_down(self):
+        """Gives everything back; what the device refused to let go of comes back as the exception."""
         cdef engine_t *e = self.e
         cdef int tries = 0
+        refused = []
+
+        def attempt(close):
+            try:
+                close()
+            except Exception as error:      # the others go nevertheless
+                refused.append(error)
         e.status = &e.spare
-        try:
-            for qp in self.qps.values():
-                qp.close()
-            self.qps.clear()
-            for qp in self.lanes:
-                qp.close()
-            self.lanes.clear()
-            # a stopped peer may still hold one of our buffers
-            while e.zombies.head != NULL and tries < 100:
-                tries += 1
-                with nogil:
-                    pthread_mutex_lock(&e.mutex)
-                    retry_zombies(e)
-                    pthread_mutex_unlock(&e.mutex)
-                    usleep(10000)
-            self.reap()
-            if self.cache is not None:
-                self.cache.close()
-            self.memory_mr = None
-            if self.context is not None:
-                self.context.close()
-        except Exception:
-            # the device would not let go (a peer stopped in the middle of a copy): what remains
-            # stays allocated until the process ends
-            pass
-        self.memory = None
+        for qp in (*self.qps.values(), *self.lanes):
+            attempt(qp.close)
+        self.qps.clear()
+        self.lanes.clear()
+        # a stopped peer may still hold one of our buffers
+        while e.zombies.head != NULL and tries < 100:
+            tries += 1
+            with nogil:
+                pthread_mutex_lock(&e.mutex)
+                retry_zombies(e)
+                pthread_mutex_unlock(&e.mutex)
+                usleep(10000)
+        self.reap()
+        if self.cache is not None:
+            attempt(self.cache.close)
         e.slots = NULL
         e.mirror = NULL
+        for held in (*(self.memory_mr or ()), *(self.memory or ())):
+            attempt(held.close)
+        self.memory_mr = self.memory = None
+        if self.context is not None:
+            attempt(self.context.close)
+        # Busy is what a peer that was stopped in the middle of a copy leaves behind: that memory
+        # stays allocated until the process ends. Anything else is tried again, once, and told.
+        refused = [error for error in refused
+                   if not isinstance(error, OSError) or error.errno != EBUSY]
+        if refused and self.context is not None:
+            attempt(self.context.close)
         if e.wake_fd >= 0:
             c_close(e.wake_fd)
             e.wake_fd = -1
+        return refused[0] if refused else None

@@ -1,5 +1,5 @@
 /* libsoftnic with faults: the verb named in shim_verb fails with shim_errno, shim_times
- * times. Everything else goes to the real library, which this one is linked to. */
+ * times, after shim_skip calls that do not. Everything else goes to the real library, which this one is linked to. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -10,11 +10,13 @@
 
 char shim_verb[64];
 int shim_errno = EIO;
-int shim_times;
+int shim_times, shim_skip;
 
 static int fails(const char *verb)
 {
 	if (strcmp(verb, shim_verb) || shim_times <= 0)
+		return 0;
+	if (shim_skip-- > 0)
 		return 0;
 	shim_times--;
 	errno = shim_errno;

@@ -1,27 +1,16 @@
 """Every verb made to fail once (case H7): an exception in the caller that names it, nothing
 on stderr, nothing lost; and what happens when memory cannot be given back."""
 
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-import rocecomm
-
-SOFTNIC = Path(rocecomm.__file__).parent / "softnic" / "libsoftnic.so"
+from shim import build
 
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    """A library that is libsoftnic, except that verbs fail when told to."""
-    out = tmp_path_factory.mktemp("shim") / "libshim.so"
-    cc = shutil.which("gcc") or shutil.which("cc")
-    source = Path(__file__).with_name("shim.c")
-    subprocess.run([cc, "-shared", "-fPIC", "-O1", "-w", str(source), "-o", str(out), "-Wl,--no-as-needed",
-                    str(SOFTNIC), f"-Wl,-rpath,{SOFTNIC.parent}"], check=True)
-    return out
+    return build(tmp_path_factory.mktemp("shim"))
 
 
 HEAD = """
