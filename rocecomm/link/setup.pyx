@@ -21,7 +21,7 @@ from errno import EBUSY
 
 from ..enums import AccessFlags
 from ..errors import VerbsError
-from . import failure, wireup
+from . import wireup
 from .credits import plan_credits
 from .regcache import RegistrationCache
 

@@ -147,7 +147,7 @@ def every_setting(peers, names):
 
 def test_each_wire_setting_is_compared(world):
     from rocecomm.config import settings
-    other = {"eager_limit": 4096, "peer_credits": 4, "algorithm": "ring",
+    other = {"eager_limit": 4096, "peer_credits": 7, "algorithm": "ring",
              "doubling_limit": 0, "segment": 4096}
     wire = [field for field in settings() if field.metadata["wire"]]
     values = [(f.name, other.get(f.name)) for f in wire]

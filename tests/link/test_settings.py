@@ -53,12 +53,13 @@ def test_the_retry_count_that_means_for_ever_is_not_used(device):
 
 
 # a value that one rank has, the other ranks have the default
-OTHER = {"eager_limit": 4096, "peer_credits": 4, "algorithm": "ring", "doubling_limit": 0,
+OTHER = {"eager_limit": 4096, "peer_credits": 7, "algorithm": "ring", "doubling_limit": 0,
          "segment": 4096}
 
 
 @pytest.mark.parametrize("field", [f for f in settings() if f.metadata["wire"]], ids=lambda f: f.name)
 def test_a_setting_on_one_rank_only(device, field):                # G13
+    assert OTHER[field.name] != field.default
     made = start(2, device, by_rank={1: {field.name: OTHER[field.name]}}, timeout=10)
     for error in made:
         assert isinstance(error, rocecomm.JoinError), error
