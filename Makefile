@@ -5,7 +5,7 @@ RANKS ?= 4
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-roce stress test-c asan tsan bench bench-softnic conformance lint clean
+.PHONY: help demo test test-roce stress test-c asan tsan bench bench-roce bench-softnic conformance lint clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ tsan: ## the C tests under the thread sanitizer
 bench: ## rocecomm against MPI, gloo, pyzmq, UCXX and perftest, in one run; ARGS='--rows PATTERN'
 	@tools/setup.sh torch mpi perftest plot bench
 	$(PY) benchmarks/run.py $(ARGS)
+
+bench-roce: ## messages on kernel Soft-RoCE against perftest and gloo, in a virtual machine
+	@tools/setup.sh torch perftest roce
+	$(PY) benchmarks/roce.py $(ARGS)
 
 bench-softnic: ## perftest on soft0 against raw C loops, in one run; ARGS='--rows PATTERN'
 	@tools/setup.sh perftest

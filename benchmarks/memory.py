@@ -11,7 +11,7 @@ from benchmarks import figures, processes
 
 WORLDS = (2, 4, 8, 16, 32, 64)
 #: the last world again with settings that need less
-LEAN = {"ROCECOMM_PEER_CREDITS": "4", "ROCECOMM_RECV_POOL": "128", "ROCECOMM_EAGER_LIMIT": "2K"}
+LEAN = {"ROCECOMM_PEER_CREDITS": "2", "ROCECOMM_RECV_POOL": "64", "ROCECOMM_EAGER_LIMIT": "2K"}
 #: traffic with each peer: more small messages than the slots set aside for it, so that all are used
 SMALL, COUNT, LARGE = 1024, 100, 65536
 KIB = 1 << 10

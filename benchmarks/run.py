@@ -72,14 +72,15 @@ def parser():
     p.add_argument("--json", help="write all figures to this file")
     p.add_argument("--markdown", help="put the tables into this page")
     p.add_argument("--plot", help="draw latency by size into this file (svg or png)")
+    p.add_argument("--groups", default=",".join(GROUPS), help="modules of benchmarks/, by commas")
     p.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
     p.add_argument("--list", action="store_true", help="only list the rows")
     return p
 
 
-def main(argv=None, groups=GROUPS, which="make bench"):
+def main(argv=None):
     args = parser().parse_args(argv)
-    modules = load(groups)
+    modules = load(args.groups.split(","))
     if args.list:
         print("\n".join(name for module in modules for name in module.ROWS if re.search(args.rows, name)))
         return 0
@@ -101,7 +102,7 @@ def main(argv=None, groups=GROUPS, which="make bench"):
              "rows": [{"group": module.__name__.rpartition(".")[2], **row}
                       for module, rows, _ in results for row in rows]}, indent=1) + "\n")
     if args.markdown:
-        page.write(args.markdown, which, page.block(results, head))
+        page.write(args.markdown, "make bench", page.block(results, head))
     if args.plot:
         from benchmarks import plot
         plot.draw(rows, args.plot)

@@ -23,11 +23,11 @@ class Rival(ABC):
     install = ""            # how one gets it
 
     @classmethod
-    def start(cls, device="soft0"):
+    def start(cls, device="soft0", limit=processes.LIMIT):
         """The two running processes (:class:`processes.Ranks`). Where it cannot run, figures.Missing."""
         if cls.module and importlib.util.find_spec(cls.module) is None:
             raise figures.Missing(f"{cls.name} is not installed ({cls.install})")
-        return processes.Ranks(cls.name, 2, cls.commands(device))
+        return processes.Ranks(cls.name, 2, cls.commands(device), limit)
 
     @classmethod
     def commands(cls, device):

@@ -65,7 +65,8 @@ def pair(command, device="soft0", cpus=(0, 1), extra=((), ()), env=None, limit=L
     client's table. ``extra`` are further arguments of server and client."""
     port = free_port()
     env = {**os.environ, **(env or {})}
-    env["LD_PRELOAD"] = f"{env.get('LD_PRELOAD', '')} {LIBRARY}".strip()
+    if device.startswith("soft"):
+        env["LD_PRELOAD"] = f"{env.get('LD_PRELOAD', '')} {LIBRARY}".strip()
     whole = [[*("taskset", "-c", str(cpu)), *command, *more, "-d", device, "-F", "-p", str(port)]
              for cpu, more in zip(cpus, extra, strict=True)]
     whole[1].append("127.0.0.1")
