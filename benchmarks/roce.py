@@ -28,12 +28,14 @@ OUT = ROOT / "build/bench-roce"
 TIMEOUT = 900           # seconds for the machine, boot included
 LIMIT = 300             # for one program in it: importing torch takes over a minute
 MIB = 1 << 20
+CPUS = (0, 1)
 GID = ("-x", "1")       # RoCE v2 over IPv4
-COUNT, WINDOW = 200, 16
+COUNT, WINDOW = 1000, 16
 
 TITLE = "send and recv on rxe0"
 TEXT = (f"8 B: half a round trip, {COUNT} a round. 1 MiB: windows of {WINDOW} `isend` and `irecv`, "
-        "against the lesser of `ib_read_bw` and `ib_send_bw` of that round. gloo is TCP in the same machine.")
+        "against the lesser of `ib_read_bw` and `ib_send_bw` of that round. Each of these processes on "
+        "a CPU of its own. gloo is TCP in the same machine.")
 LATENCY, BANDWIDTH, TCP = (f"rxe0 {what}" for what in (
     "send/recv 8 B : ib_send_lat", "window 1 MiB : ib_read_bw, ib_send_bw", "send/recv 8 B : gloo"))
 ROWS = (LATENCY, BANDWIDTH, TCP)
@@ -42,7 +44,7 @@ ROWS = (LATENCY, BANDWIDTH, TCP)
 def program(name, device, size, count, column):
     """One figure of a program of perftest."""
     command = (name, "-s", str(size), "-n", str(count), *GID)
-    return perftest.pair(command, device=device, cpus=(0, 1), limit=LIMIT)[column]
+    return perftest.pair(command, device=device, cpus=CPUS, limit=LIMIT)[column]
 
 
 def latency(ranks, count=COUNT):
@@ -58,6 +60,8 @@ def bandwidth(ranks, count=2):
 def measure(rounds, device="rxe0", wanted=lambda name: True):
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(Rocecomm.start(device, LIMIT))
+        for pid, cpu in zip(ours.pids(), CPUS, strict=True):        # as perftest's processes
+            os.sched_setaffinity(pid, {cpu})
         if wanted(LATENCY):
             mine, theirs = [], []
             for _ in range(rounds):

@@ -24,8 +24,8 @@ CASES = {"readv 100,000 x 4 KiB": ("read", 100_000, 4096), "writev 100,000 x 4 K
 TARGETS = {"readv 100,000 x 4 KiB": ">= 0.9x"}
 
 TITLE = "Pieces: vectorised one-sided operations"
-TEXT = ("One call of `readv` or `writev` with numpy arrays of offsets, shuffled on both sides, against a loop in "
-        "C of `process_vm_readv` (or `process_vm_writev`) with 1024 pieces a call on the same memory.")
+TEXT = ("One call of `readv` or `writev` with numpy arrays of offsets, shuffled on both sides, against a C "
+        "loop of `process_vm_readv` (or `process_vm_writev`) with 1024 pieces a call on the same memory.")
 
 
 def name_of(label):
