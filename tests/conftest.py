@@ -89,6 +89,16 @@ def world(device):
     return run
 
 
+@pytest.fixture
+def soft_world():
+    """As ``world``, always on soft0: for what no device could notice. Not run in `make test-roce`."""
+
+    def run(n, what, *args, timeout=40.0, **options):
+        return worlds.run_world(n, what, *args, device="soft0", timeout=timeout * SLOW, **options)
+
+    return run
+
+
 # --- time limits --------------------------------------------------------------------
 
 

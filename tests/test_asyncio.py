@@ -14,8 +14,6 @@ from worlds import Died
 import rocecomm
 from rocecomm import ClosedError, MessageTruncatedError, PeerDeadError, RocecommError, TimeoutError
 
-LOOPS = ["asyncio", "uvloop"]
-
 
 def run(kind, coroutine):
     if kind == "uvloop":
@@ -69,10 +67,15 @@ def exchanges(comm, kind, rounds, sizes):
     assert len(os.listdir("/proc/self/task")) == tasks, "a thread was started"
 
 
-@pytest.mark.parametrize("kind", LOOPS)
-def test_messages_of_all_sizes(world, scale, kind):
-    sizes = scale.sizes(0, 1, 8, 8192, 8193, 300000, 20 << 20)
-    world(2, exchanges, kind, scale.rounds(200, 20), sizes)
+SIZES = 0, 1, 8, 8192, 8193, 300000, 20 << 20
+
+
+def test_messages_of_all_sizes(world, scale):
+    world(2, exchanges, "asyncio", scale.rounds(200, 20), scale.sizes(*SIZES))
+
+
+def test_messages_of_all_sizes_with_uvloop(soft_world):
+    soft_world(2, exchanges, "uvloop", 100, SIZES)
 
 
 async def waits_only(comm):
@@ -124,8 +127,8 @@ def fair(comm):
     assert ticks > 20 and n > 20, (ticks, n)
 
 
-def test_other_tasks_do_not_starve(world):
-    world(1, fair)
+def test_other_tasks_do_not_starve(soft_world):
+    soft_world(1, fair)
 
 
 # -------------------------------------------------------------------- cancellation
@@ -193,9 +196,12 @@ def cancelling(comm, kind):
     run(kind, cancelled(comm))
 
 
-@pytest.mark.parametrize("kind", ["debug", "uvloop"])
-def test_cancellation(world, kind):
-    world(2, cancelling, kind)
+def test_cancellation(world):
+    world(2, cancelling, "debug")
+
+
+def test_cancellation_with_uvloop(soft_world):
+    soft_world(2, cancelling, "uvloop")
 
 
 # ------------------------------------------------------------- loops and threads at once
@@ -255,9 +261,12 @@ def loops_in_threads(comm, rounds):
     assert shared.wait() == 8
 
 
-@pytest.mark.parametrize("spin", ["0", "0.0002"])
-def test_several_loops_and_a_blocking_thread(world, scale, spin):
-    world(2, loops_in_threads, scale.rounds(300, 20), timeout=60, env={"ROCECOMM_SPIN": spin})
+def test_several_loops_and_a_blocking_thread(world, scale):
+    world(2, loops_in_threads, scale.rounds(300, 20), timeout=60)
+
+
+def test_several_loops_that_sleep(soft_world, scale):
+    soft_world(2, loops_in_threads, scale.rounds(300, 20), timeout=60, env={"ROCECOMM_SPIN": "0"})
 
 
 # ---------------------------------------------------------------------------- the end
@@ -315,8 +324,8 @@ def no_leaks(comm):
     assert files() <= before + 1, f"{before} descriptors before, {files()} after"
 
 
-def test_a_loop_is_left_as_it_was(world):
-    world(1, no_leaks)
+def test_a_loop_is_left_as_it_was(soft_world):
+    soft_world(1, no_leaks)
 
 
 def closed_elsewhere(comm, kind):
@@ -354,9 +363,12 @@ def closed_elsewhere(comm, kind):
     assert len(seen) == 3 and all(isinstance(e, (ClosedError, PeerDeadError)) for e in seen), seen
 
 
-@pytest.mark.parametrize("kind", ["debug", "uvloop"])
-def test_close_ends_awaits(world, kind):
-    world(2, closed_elsewhere, kind)
+def test_close_ends_awaits(world):
+    world(2, closed_elsewhere, "debug")
+
+
+def test_close_ends_awaits_with_uvloop(soft_world):
+    soft_world(2, closed_elsewhere, "uvloop")
 
 
 async def until_dead(comm):
@@ -408,5 +420,5 @@ def outside(comm):
         rocecomm.link.aio.Awaiter()
 
 
-def test_without_a_loop(world):
-    world(1, outside)
+def test_without_a_loop(soft_world):
+    soft_world(1, outside)
