@@ -1,11 +1,12 @@
 # cython: language_level=3
 """The Communicator: what most users meet. `send` and `recv` go straight to link/blocking."""
 cimport cython
+from rocecomm.link.base cimport hold, mem_t, plain_array
 from rocecomm.link.blocking cimport receive, send
 from rocecomm.link.engine cimport Engine
 from rocecomm.link.onesided cimport finish, start_atomic, start_pieces, start_transfer, wait_notify
 from rocecomm.link.probe cimport iprobe, probe
-from rocecomm.link.region cimport open_descriptor, register
+from rocecomm.link.region cimport RegisteredBuffer, open_descriptor, register
 from rocecomm.link.request cimport Request, start
 
 from .config import USE_CONFIG, Config, check_timeout, warn_of_unknown_variables
@@ -166,8 +167,17 @@ cdef class Communicator:
         Raises what :meth:`send` and :meth:`recv` raise. After a TimeoutError the receive
         was withdrawn if it had not matched; the send holds `sendbuf` until it ends.
         """
-        cdef Request receiving = self.irecv(recvbuf, src, recvtag)
+        cdef Engine g = self.engine
+        cdef mem_t m
+        cdef Request receiving
         cdef Request sending
+        # all arguments are looked at before the receive is posted: it might take a message
+        g.peer_arg(dst, "dst")
+        g.tag_arg(sendtag)
+        if not isinstance(sendbuf, (list, tuple, RegisteredBuffer)) and \
+                not plain_array(sendbuf, False, &m):
+            sendbuf = hold(sendbuf, False, &m)
+        receiving = self.irecv(recvbuf, src, recvtag)
         try:
             sending = self.isend(sendbuf, dst, sendtag)
         except BaseException:

@@ -200,6 +200,8 @@ class _Gone:
 cdef object owner_of(object obj):
     """``(owner, address, nbytes)`` of the memory in which `obj` lies, None where that may be
     moved, closed or freed unnoticed."""
+    while type(obj) is Buffer:
+        obj = obj.obj
     while isinstance(obj, ndarray):
         if obj.base is None:
             return (obj, obj.ctypes.data, obj.nbytes) if obj.flags.owndata else None
