@@ -16,6 +16,7 @@ from rocecomm.link.peer cimport beat
 from rocecomm.link.progress cimport W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, poll_once, wait_turn, wake
 from rocecomm.link.wire cimport code_of, describe_sig
 from rocecomm.verbs.buffer cimport Buffer, acquire
+from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ
 
 import numbers
 import operator
@@ -25,6 +26,7 @@ import weakref
 
 from ..config import USE_CONFIG, check_timeout
 from ..errors import ClosedError
+from ..verbs.mr import registration_hint
 from . import failure
 from .wire import dtype_name
 
@@ -291,7 +293,10 @@ cdef class Base:
         if r.status == R_CANCELLED:
             return failure.cancelled(what)
         if r.status == R_REGISTER:
-            return failure.registration(what, r.err, r.size, self.device)
+            return failure.registration(
+                what, r.err, r.size, self.device,
+                registration_hint(self.context, r.err, r.size, IBV_ACCESS_LOCAL_WRITE
+                                  if r.kind == K_RECV else IBV_ACCESS_REMOTE_READ))
         if r.status == R_NOMEM:
             return failure.no_memory(what)
         if r.status == R_ABORTED:

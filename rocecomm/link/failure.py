@@ -178,11 +178,10 @@ def no_memory(what):
     return MemoryError(f"{what}: no memory for the bookkeeping of another message")
 
 
-def registration(what, err, nbytes, device):
-    hint = ("the limit of locked memory is too low (ulimit -l)" if err == 12
-            else "the memory is not mapped as needed" if err == 14 else "see the errno")
+def registration(what, err, nbytes, device, hint):
+    """``hint``: cause and remedy, as ``verbs.mr`` knows them."""
     return VerbsError(
-        f"{what}: {size(nbytes)} could not be registered on {device}: {os.strerror(err)}; {hint}",
+        f"{what}: {size(nbytes)} could not be registered on {device}: {os.strerror(err)}{hint}",
         verb="ibv_reg_mr", errno=err, device=device)
 
 

@@ -24,6 +24,7 @@ import weakref
 
 import numpy as np
 
+from ..verbs.mr import registration_hint
 from . import failure
 
 __all__ = ["RegistrationCache"]
@@ -58,7 +59,9 @@ cdef class Entry:
         finally:
             pd.leave()
         if self.mr == NULL:
-            raise failure.registration("a transfer", err, nbytes, pd.context.name)
+            raise failure.registration(
+                "a transfer", err, nbytes, pd.context.name,
+                registration_hint(pd.context, err, nbytes, ACCESS))
         self.pd, self.start, self.end = pd, start, start + nbytes
         self.lkey, self.rkey = self.mr.lkey, self.mr.rkey
 

@@ -59,7 +59,7 @@ cdef class MR(Handle):
             if self.mr == NULL:
                 raise verbs_error("ibv_reg_mr", err, pd.context.name,
                                   f"{buffer.nbytes} bytes with access {_access_text(bits)}"
-                                  f"{_hint(err, bits)}")
+                                  f"{registration_hint(pd.context, err, buffer.nbytes, bits)}")
             buffer.hold()
             self.opened((pd,))
         finally:
@@ -194,7 +194,13 @@ def _access_text(unsigned int bits):
     return "|".join(names) or "0"
 
 
-def _hint(int err, unsigned int bits):
+def registration_hint(context, int err, size_t nbytes, unsigned int bits):
+    """What most likely made ``ibv_reg_mr`` fail, and what helps; begins with "; ", or is empty."""
+    if err == EINVAL and not context.closed:
+        largest = context.query_device().max_mr_size
+        if nbytes > largest:
+            return (f"; the device registers at most {largest} bytes at once: use smaller "
+                    f"pieces")
     if err == ENOMEM:
         soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         if soft != resource.RLIM_INFINITY:
