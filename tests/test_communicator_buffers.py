@@ -10,9 +10,9 @@
 | A8 | test_scalars_and_tensors_without_strides |
 | A11 | test_objects_and_structures |
 | A12 | test_datetimes |
-| A13 | test_parameters |
-| A14 | test_capsules_are_used_once, test_tensors_that_come_and_go |
+| A14 | test_capsules_are_used_once |
 | A15 | test_memory_of_a_gpu |
+| A13, and torch's part of A4, A7, A8, A10, A14, A15 | test_torch_tensors |
 """
 
 import os
@@ -124,10 +124,10 @@ def small_floats(comm):                                         # A4
         sending = comm.isend(a, other)
         comm.recv(np.zeros(4, "i2"), other)
     sending.wait()
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return
+
+
+def torch_small_floats(comm):                                   # A4
+    import torch
     t = torch.tensor([1.0, 256.0, -2.5], dtype=torch.bfloat16)
     got = arrives(comm, t, torch.zeros(3, dtype=torch.bfloat16))
     assert torch.equal(got, t)
@@ -179,15 +179,15 @@ def offsets(comm, versioned):                                   # A7
     with comm.register(p) as reg:
         written_by_the_peer(comm, reg, np.full(4, -1, "f4"))
     assert base.tolist() == [0, 1, 2, 3, -1, -1, -1, -1, *range(8, 16)]
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return
+
+
+def torch_offsets(comm):                                        # A7
+    import torch
     t = torch.arange(16.)
     assert arrives(comm, t[4:8], torch.zeros(4)).tolist() == [4, 5, 6, 7]
     with comm.register(t[4:8]) as reg:
         written_by_the_peer(comm, reg, torch.full((4,), -1.0))
-    assert t.tolist() == base.tolist()
+    assert t.tolist() == [0, 1, 2, 3, -1, -1, -1, -1, *range(8, 16)]
 
 
 @pytest.mark.parametrize("versioned", [False, True])
@@ -206,10 +206,10 @@ def scalars(comm):                                              # A8
     else:
         got = np.zeros(3, "f4")
         assert comm.recv(got, 0) == 12 and got.tolist() == [0, 1, 2]
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return
+
+
+def torch_scalars(comm):                                        # A8
+    import torch
     got = arrives(comm, torch.tensor(7.5), torch.tensor(0.0))
     assert got.item() == 7.5 and got.shape == ()
 
@@ -271,11 +271,6 @@ def parameters(comm):                                           # A13
     arrives(comm, computed, torch.zeros(4))
 
 
-def test_parameters(world):
-    pytest.importorskip("torch")
-    world(2, parameters)
-
-
 def capsules(comm, rounds):                                     # A14
     base = np.arange(4, dtype="f4")
     for versioned in (False, True):
@@ -301,6 +296,28 @@ def test_capsules_are_used_once(world, scale):
     world(1, capsules, scale.rounds(2500, 50))
 
 
+def on_a_gpu(comm):                                             # A15
+    for place, name in (((2, 1), "cuda:1"), ((10, 0), "rocm:0")):
+        p = Producer(4096, (4,), device=place)
+        refused(comm, p, match=f"{name}.*copy it to the host")
+        with pytest.raises(BufferError, match=name):
+            comm.all_reduce(p)
+        assert p.made == p.deleted
+
+
+def torch_gpu(comm):                                            # A15
+    import torch
+    refused(comm, torch.zeros(3, device="meta"), match="meta")
+    if torch.cuda.is_available():
+        refused(comm, torch.zeros(4, device="cuda"), match=r"cuda:0.*tensor\.cpu")
+
+
+def test_memory_of_a_gpu(world):
+    world(2, on_a_gpu)
+
+
+# ------------------------------------------------- torch, in one world: importing it takes seconds
+
 def come_and_go(comm, rounds):                                  # A14
     import torch
 
@@ -323,26 +340,25 @@ def resident():
         return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_tensors_that_come_and_go(world, scale):
+def torch_tensors(comm, rounds):
+    torch_small_floats(comm)
+    torch_offsets(comm)
+    torch_scalars(comm)
+    torch_expanded(comm)
+    parameters(comm)
+    torch_gpu(comm)
+    if comm.rank == 0:
+        come_and_go(comm, rounds)
+
+
+def torch_expanded(comm):                                       # A10
+    import torch
+    refused(comm, torch.zeros(1).expand(8), match="expanded")
+    with pytest.raises(BufferError, match="expanded"):
+        comm.all_reduce(torch.zeros(1).expand(8))
+
+
+@pytest.mark.timeout(120)
+def test_torch_tensors(world, scale):
     pytest.importorskip("torch")
-    world(1, come_and_go, scale.rounds(10_000, 200))
-
-
-def on_a_gpu(comm):                                             # A15
-    for place, name in (((2, 1), "cuda:1"), ((10, 0), "rocm:0")):
-        p = Producer(4096, (4,), device=place)
-        refused(comm, p, match=f"{name}.*copy it to the host")
-        with pytest.raises(BufferError, match=name):
-            comm.all_reduce(p)
-        assert p.made == p.deleted
-    try:
-        import torch
-    except ModuleNotFoundError:
-        return
-    refused(comm, torch.zeros(3, device="meta"), match="meta")
-    if torch.cuda.is_available():
-        refused(comm, torch.zeros(4, device="cuda"), match=r"cuda:0.*tensor\.cpu")
-
-
-def test_memory_of_a_gpu(world):
-    world(2, on_a_gpu)
+    world(2, torch_tensors, scale.rounds(10_000, 200), timeout=90)

@@ -228,6 +228,8 @@ cdef RegisteredBuffer register(Base g, object buf, object access):
     if bits < 0:
         bits = IBV_ACCESS_REMOTE_READ if held.readonly else REMOTE
     elif bits & REMOTE_CHANGE and held.readonly:
+        if held.dl == NULL:
+            acquire(buf, True)          # says why, and what helps
         raise BufferError(
             f"register: a read-only {type(buf).__name__} of {held.nbytes} bytes can only be read by "
             f"peers (access 'r'), and {letters(bits)!r} was asked for; pass writable memory")
