@@ -27,8 +27,8 @@ SLOW = float(os.environ.get("ROCECOMM_TEST_SLOW", "3" if SAN else "1"))
 LIMIT = 30 * SLOW
 OUT = ROOT / "build" / ("c" + ("-" + SAN.replace(",", "-") if SAN else ""))
 # these again with ROCECOMM_SOFT_STAGING=1; the thread sanitizer sees only what one process does
-STAGED = ["chain_errors", "chains", "datagram", "forked", "heartbeat", "keys", "lengths", "mapped", "one_sided", "order",
-          "purge", "refusals", "send_recv", "shared_receive", "threads"]
+STAGED = ["chain_errors", "chains", "datagram", "forked", "heartbeat", "keys", "lengths", "mapped",
+          "one_sided", "order", "purge", "refusals", "send_recv", "shared_receive", "threads"]
 if "thread" not in SAN:
     STAGED += ["crowd", "kill_storm", "killed", "lost_receive", "peer_leaves", "sleeper", "stopped",
                "stopped_executor", "two_processes"]

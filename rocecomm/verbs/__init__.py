@@ -17,6 +17,7 @@ from rocecomm.verbs.ah import AH
 from rocecomm.verbs.attrs import AHAttr, AsyncEvent, DeviceAttr, GIDEntry, PortAttr, QPAttr, SRQAttr
 from rocecomm.verbs.buffer import Buffer
 from rocecomm.verbs.buffer import py_acquire as acquire
+from rocecomm.verbs.chain import RecvChain, SendChain
 from rocecomm.verbs.columns import RECV_WR_DTYPE, SEND_WR_DTYPE, SGE_DTYPE, WC_DTYPE
 from rocecomm.verbs.context import Context, Memory
 from rocecomm.verbs.cq import CQ, WC, CompChannel
@@ -30,7 +31,8 @@ from rocecomm.verbs.srq import SRQ
 __all__ = [
     "AH", "AHAttr", "AsyncEvent", "Buffer", "CQ", "CompChannel", "Context", "Device",
     "DeviceAttr", "GIDEntry", "MR", "MW", "Memory", "PD", "PortAttr", "QP", "QPAttr",
-    "RECV_WR_DTYPE", "SEND_WR_DTYPE", "SGE", "SGE_DTYPE", "SRQ", "SRQAttr", "WC", "WC_DTYPE",
+    "RECV_WR_DTYPE", "RecvChain", "SEND_WR_DTYPE", "SGE", "SGE_DTYPE", "SRQ", "SRQAttr", "SendChain",
+    "WC", "WC_DTYPE",
     "acquire", "devices", "open_device",
 ]
 __all__ += _enums.__all__

@@ -12,7 +12,7 @@
     order, so numpy reads it as the number that was sent.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_ND, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from rocecomm.verbs.libibverbs cimport ibv_sge, ibv_wc
 
 import numpy as np
@@ -59,13 +59,22 @@ if SEND_WR_DTYPE.itemsize != sizeof(SendRow) or RECV_WR_DTYPE.itemsize != sizeof
     raise ImportError("the layout of work request arrays does not fit this build")
 
 
+cdef object ndarray = np.ndarray
+
+
 cdef Py_ssize_t rows(object array, object dtype, bint writable, Py_buffer *view,
                      size_t itemsize) except -1:
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        found = f"{array.ndim}-dimensional array of dtype {array.dtype}" \
-            if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"expected a one-dimensional array of dtype {dtype}, not a {found}")
-    if not array.flags.c_contiguous:
-        raise BufferError("the array of work requests or completions must be contiguous")
-    PyObject_GetBuffer(array, view, PyBUF_WRITABLE if writable else 0)
+    cdef object found
+    if not isinstance(array, ndarray):
+        raise TypeError(f"expected a one-dimensional array of dtype {dtype}, not a {type(array).__name__}")
+    found = array.dtype
+    if (found is not dtype and found != dtype) or array.ndim != 1:
+        raise TypeError(f"expected a one-dimensional array of dtype {dtype}, not a "
+                        f"{array.ndim}-dimensional array of dtype {found}")
+    try:
+        PyObject_GetBuffer(array, view, PyBUF_ND | PyBUF_WRITABLE if writable else PyBUF_ND)
+    except ValueError:
+        if array.flags.c_contiguous:
+            raise
+        raise BufferError("the array of work requests or completions must be contiguous") from None
     return view.len // <Py_ssize_t> itemsize

@@ -5,6 +5,9 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint32_t, uint64_t
 from cpython.buffer cimport PyBuffer_Release
 from libc.stdlib cimport calloc, free
+from cpython.exc cimport PyErr_CheckSignals
+from libc.math cimport INFINITY
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.fcntl cimport F_GETFL, F_SETFL, O_NONBLOCK, fcntl
 from rocecomm.verbs.context cimport Context
 from rocecomm.verbs.columns cimport rows
@@ -17,10 +20,19 @@ import weakref
 from rocecomm.enums import WCFlags, WCOpcode, WCStatus
 from rocecomm.errors import CompletionError
 from rocecomm.verbs.columns import WC_DTYPE
-from rocecomm.verbs.waiting import wait_readable
+from rocecomm.verbs.waiting import check_timeout, wait_readable
 
 cdef enum:
     ON_STACK = 16       # completions that poll() takes without an allocation
+    SPINS = 64          # polls between two looks at the clock
+
+cdef double SLICE = 1e-3    # seconds between two looks at signals and close()
+
+
+cdef double now() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return t.tv_sec + t.tv_nsec * 1e-9
 
 
 @cython.auto_pickle(False)
@@ -276,6 +288,61 @@ cdef class CQ(Handle):
             raise verbs_error("ibv_poll_cq", err, self.context.name,
                               "the completion queue may have overrun")
         return got
+
+    def poll_until(self, out, Py_ssize_t count=1, timeout=None, Py_ssize_t start=0):
+        """Takes completions into `out` from row `start` on until there are `count`, polling all the while.
+
+        `out` as in `poll_array`; more than `count` are taken if they are there and it has the rows. Returns how
+        many rows were filled: less than `count` only after `timeout` seconds (None: no limit). The GIL is free
+        meanwhile, signal handlers run (if one raises, the rows filled so far stay), and close() by another thread
+        ends it with ClosedError. Statuses are not looked at.
+        """
+        cdef Py_buffer view
+        cdef Py_ssize_t total
+        cdef Py_ssize_t got = 0
+        cdef int n = 0
+        cdef int err = 0
+        cdef int room
+        cdef int tries
+        cdef double until = INFINITY
+        cdef double look
+        if timeout is not None:
+            until = now() + check_timeout(timeout)
+        self.ensure_open()
+        total = rows(out, WC_DTYPE, True, &view, sizeof(ibv_wc)) - start
+        try:
+            if start < 0 or not 1 <= count <= total:
+                raise ValueError(f"{count} completions do not fit into rows {start}..{total + start}")
+            while True:
+                self.enter()
+                with nogil:
+                    look = -1
+                    tries = SPINS
+                    while True:
+                        room = <int> min(total - got, 0x7FFFFFFF)
+                        n = ibv_poll_cq(self.cq, room, <ibv_wc *> view.buf + start + got)
+                        if n < 0:
+                            err = errno
+                            break
+                        got += n
+                        if got >= count:
+                            break
+                        tries -= 1
+                        if tries == 0:
+                            tries = SPINS
+                            if look < 0:
+                                look = min(now() + SLICE, until)
+                            elif now() >= look:
+                                break
+                self.leave()
+                if n < 0:
+                    raise verbs_error("ibv_poll_cq", err, self.context.name, "the completion queue may have overrun")
+                if got >= count or (until != INFINITY and now() >= until):
+                    return got
+                PyErr_CheckSignals()
+                self.ensure_open()
+        finally:
+            PyBuffer_Release(&view)
 
     def __repr__(self):
         if self.closed:

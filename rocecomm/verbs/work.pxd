@@ -1,6 +1,7 @@
 # cython: language_level=3
 """Work request chains for QP and SRQ: from Python arguments, and from structured arrays."""
 from libc.stdint cimport uint32_t
+from rocecomm.verbs.columns cimport RecvRow, SendRow
 from rocecomm.verbs.libibverbs cimport ibv_ah, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq
 
 cdef enum:
@@ -26,6 +27,15 @@ ctypedef struct RecvRoom:
 
 cdef void free_send_room(SendRoom *room) noexcept
 cdef void free_recv_room(RecvRoom *room) noexcept
+
+# Fill chains of `n` requests from rows; the row that names elements outside of `all_sges`, or -1.
+cdef Py_ssize_t chain_sends(ibv_send_wr *wrs, ibv_sge *sges, const SendRow *from_rows, Py_ssize_t n,
+                            ibv_sge *all_sges, size_t num_sges, ibv_ah *ah,
+                            unsigned int remote_qpn, unsigned int remote_qkey) noexcept nogil
+cdef Py_ssize_t chain_recvs(ibv_recv_wr *wrs, ibv_sge *sges, const RecvRow *from_rows, Py_ssize_t n,
+                            ibv_sge *all_sges, size_t num_sges) noexcept nogil
+cdef int check_opcodes(const SendRow *from_rows, Py_ssize_t n) except -1
+cdef int raise_bad_row(Py_ssize_t posted, Py_ssize_t row, Py_ssize_t num_sges) except -1
 
 # Post a structured array in chains. `room` NULL: somebody else uses it, allocate. Return 0 or
 # the errno of the device; `posted` counts the rows that it took.

@@ -181,7 +181,7 @@ cdef int post_send_rows(ibv_qp *qp, object array, object sge_array, ibv_ah *ah, 
     mine.sges = NULL
     n = rows(array, SEND_WR_DTYPE, False, &wr_view, sizeof(SendRow))
     try:
-        check_opcodes(array)
+        check_opcodes(<const SendRow *> wr_view.buf, n)
         if sge_array is not None:
             num_sges = rows(sge_array, SGE_DTYPE, False, &sge_view, sizeof(ibv_sge))
             has_sges = True
@@ -272,12 +272,16 @@ cdef int post_recv_rows(ibv_qp *qp, ibv_srq *srq, object array, object sge_array
     return rc
 
 
-cdef int check_opcodes(object array) except -1:
+cdef int check_opcodes(const SendRow *from_rows, Py_ssize_t n) except -1:
     """Only operations whose fields the row has: a device would follow stray pointers."""
-    opcodes = array["opcode"]
-    if len(opcodes) and int(opcodes.max()) > IBV_WR_ATOMIC_FETCH_AND_ADD:
-        raise ValueError(f"opcode {int(opcodes.max())} cannot be posted; use the operations send, "
-                         f"write, read and atomics of WROpcode")
+    cdef Py_ssize_t i
+    cdef uint32_t worst = 0
+    for i in range(n):
+        if from_rows[i].opcode > worst:
+            worst = from_rows[i].opcode
+    if worst > IBV_WR_ATOMIC_FETCH_AND_ADD:
+        raise ValueError(f"opcode {worst} cannot be posted; use the operations send, write, read and "
+                         f"atomics of WROpcode")
     return 0
 
 
