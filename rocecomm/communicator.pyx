@@ -339,8 +339,8 @@ cdef class Communicator:
         of ints, or of (rank, number) if `with_source`.
 
         `source`: a rank, this one included, or ANY_SOURCE; `count`: 1 to 65536. What arrives while
-        nobody waits is kept; a rank with 65536 unread notifications of another holds further
-        ones back there. Raises ValueError, TypeError, TimeoutError (nothing was taken), PeerDeadError
+        nobody waits is kept; when 65536 of one rank are unread, that rank's next ones wait there,
+        and what it starts or sends after them to this rank. Raises ValueError, TypeError, TimeoutError (nothing was taken), PeerDeadError
         (fewer than `count` came), ClosedError.
         """
         cdef Engine g = self.engine

@@ -4,8 +4,8 @@
 A write with notification (IBV_WR_RDMA_WRITE_WITH_IMM) takes a receive slot of its target, so
 it takes a short-message credit of the sender. The credit goes back at once; what is
 stored is bounded by a window of NOTE_WINDOW unread notifications per peer, about which the
-target tells (NOTED) when half of it has been taken. A full window holds further notified
-writes back at their sender, nothing else.
+target tells (NOTED) when half of it has been taken. A full window holds the next notified
+write back at its sender, and all that is behind it there.
 """
 from libc.stdlib cimport realloc
 from rocecomm.link.core cimport (

@@ -2,23 +2,11 @@
 
 import numpy as np
 import pytest
+from regions import swap
 
 import rocecomm
 from rocecomm import CompletionError, TimeoutError
 from rocecomm.link import wireup
-
-_open = []
-
-
-def swap(comm, reg, other=None):
-    """The peer's region for ours, which stays open until this process ends."""
-    _open.append(reg)
-    other = 1 - comm.rank if other is None else other
-    mine = np.frombuffer(reg.descriptor(), "u1")
-    theirs = np.zeros_like(mine)
-    comm.sendrecv(mine, other, theirs, other)
-    return comm.open(theirs.tobytes())
-
 
 # ------------------------------------------------------------------------------ D1, D2
 
