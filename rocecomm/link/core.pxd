@@ -60,6 +60,8 @@ cdef extern from *:
     /* An end is seen by threads that do not hold the mutex: what was written before it, too. */
     static inline void rc_set8(uint8_t *p, uint8_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline uint8_t rc_get8(uint8_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+    static inline void rc_set64(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_SEQ_CST); }
+    static inline uint64_t rc_get64(uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void rc_set(int *p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline int rc_get(int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void rc_set_ptr(void *p, void *v) { __atomic_store_n((void **)p, v, __ATOMIC_RELEASE); }
@@ -82,6 +84,8 @@ cdef extern from *:
     void rc_let_others(pthread_mutex_t *, int *want, bint yield_) noexcept nogil
     void rc_set8(uint8_t *, uint8_t) noexcept nogil
     uint8_t rc_get8(uint8_t *) noexcept nogil
+    void rc_set64(uint64_t *, uint64_t) noexcept nogil
+    uint64_t rc_get64(uint64_t *) noexcept nogil
     void rc_set(int *, int) noexcept nogil
     int rc_get(int *) noexcept nogil
     void rc_set_ptr(void *, void *) noexcept nogil
@@ -508,6 +512,7 @@ ctypedef struct engine_t:
     status_t *mirror        # one per peer, target of status reads
     status_t spare          # stands in for `status` once the registered memory is gone
     uint32_t status_lkey
+    uint64_t *bell          # peers ring it when they have filled one of the cells behind it
     int64_t beat_every
     int64_t beat_near       # the same for peers that answer at once
     int64_t linger          # how long a small send waits for a credit before it is announced

@@ -10,6 +10,7 @@ the receiver has room for them beyond the grants. So credits cannot deadlock.
 """
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset, strlen
+from rocecomm.link.answer cimport answer_in_place
 from rocecomm.link.core cimport (
     F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, RECYCLE, Q_BEAT, Q_INLINE,
     Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, engine_t,
@@ -144,7 +145,11 @@ cdef ctl_t *new_ctl(engine_t *e, peer_t *p, uint8_t kind) noexcept nogil:
 cdef void queue_ctl(engine_t *e, peer_t *p, uint8_t kind, uint64_t req, uint32_t gen,
                     uint64_t size) noexcept nogil:
     """Sends a short message as soon as credits and the send queue allow."""
-    cdef ctl_t *c = new_ctl(e, p, kind)
+    cdef ctl_t *c
+    if (kind == DONE and (p.ctl_head != NULL or not ctrl_credit(p))
+            and answer_in_place(e, p, req, gen, size)):
+        return
+    c = new_ctl(e, p, kind)
     if c != NULL:
         c.req = req
         c.gen = gen

@@ -10,8 +10,9 @@ from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, F_WAITS, P_READY, P_SELF, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_LANE,
     WR_RECV, abort_t, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
     poke_worker, pthread_cond_broadcast,
-    pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
+    pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get64, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
     req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
+from rocecomm.link.answer cimport take_answers
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.lane_post cimport drain_lane
 from rocecomm.link.lane_repair cimport on_lane_ready, on_lane_reset, on_lane_sent
@@ -229,6 +230,9 @@ cdef int poll_once(engine_t *e, bint heavy) noexcept nogil:
         total += n
         if n < POLL_BATCH or total >= 8 * POLL_BATCH:
             break
+    if rc_get64(e.bell):
+        take_answers(e)
+        total += 1
     if e.dirty != NULL and n < POLL_BATCH:
         drain(e, heavy)
     return total

@@ -1,6 +1,7 @@
 # cython: language_level=3
 """Setting an engine up and taking it down: device, queues, memory, connections."""
 from libc.stdlib cimport calloc, malloc
+from rocecomm.link.answer cimport ANSWER_CELLS
 from rocecomm.link.base cimport Base
 from rocecomm.link.core cimport (
     P_READY, P_SELF, RECYCLE, abort_t, engine_t, int64_t, mark_dirty, peer_t, pthread_mutex_lock,
@@ -133,7 +134,8 @@ cdef class Links(Base):
         cdef engine_t *e = self.e
         cdef Memory memory
         cdef size_t room = <size_t>(e.n_recv + e.n_send) * e.slot_size
-        cdef size_t status_bytes = (1 + self.size) * 64 + CELLS * sizeof(uint64_t)
+        cdef size_t status_bytes = ((1 + self.size) * 64
+                                    + (CELLS + 1 + ANSWER_CELLS) * sizeof(uint64_t))
         cdef uint32_t i
         assert sizeof(status_t) <= 64
         slots = Memory(self.context, room)
@@ -142,14 +144,15 @@ cdef class Links(Base):
         self.memory_mr = (
             MR(self.pd, slots, AccessFlags.IBV_ACCESS_LOCAL_WRITE),
             MR(self.pd, status, AccessFlags.IBV_ACCESS_LOCAL_WRITE
-               | AccessFlags.IBV_ACCESS_REMOTE_READ))
+               | AccessFlags.IBV_ACCESS_REMOTE_READ | AccessFlags.IBV_ACCESS_REMOTE_WRITE))
         e.slots = <char *><size_t>slots.address
         e.slots_lkey = self.memory_mr[0].lkey
         e.status = <status_t *><size_t>status.address
         e.mirror = <status_t *>(<char *>e.status + 64)
         e.status_lkey = self.memory_mr[1].lkey
-        # behind them: where atomics' old values arrive
-        e.cells = <uint64_t *>(<char *>e.status + (1 + self.size) * 64)
+        # behind them: where peers answer without a credit, and where atomics' old values arrive
+        e.bell = <uint64_t *>(<char *>e.status + (1 + self.size) * 64)
+        e.cells = e.bell + 1 + ANSWER_CELLS
         e.cell_free = <uint32_t *>malloc(CELLS * sizeof(uint32_t))
         if e.cell_free == NULL:
             raise MemoryError("no memory for atomics")
