@@ -12,6 +12,8 @@ import argparse
 import contextlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,15 @@ def measure(rounds, device="rxe0", wanted=lambda name: True):
             yield figures.row(TCP, "us", mine, theirs, "gloo", "<= 0.05x")
 
 
+def descendants(pid):
+    """A process and all that it started, the innermost first."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found[::-1]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
@@ -100,14 +111,22 @@ def main():
     found.unlink(missing_ok=True)
     # the guest can write no byte code
     subprocess.run([sys.executable, "-m", "compileall", "-q", "rocecomm", "benchmarks"], cwd=ROOT, check=True)
-    copy = "torch torchgen typing_extensions.py sympy mpmath networkx jinja2 filelock fsspec"
+    copy = "torch torchgen typing_extensions.py sympy mpmath networkx jinja2 filelock fsspec" \
+        if re.search(args.rows, TCP) else ""
     command = [str(ROOT / "tools/vm.sh"), "--timeout", str(TIMEOUT), "--out", str(OUT), "--copy", copy, "--",
                "python", str(ROOT / "benchmarks/run.py"), "--groups", "roce", "--device", "rxe0",
                "--rounds", str(args.rounds), "--rows", args.rows, "--json", str(found)]
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # so that no machine stays behind
+    vm = subprocess.Popen(command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
+    try:
+        status = vm.wait()
+    finally:
+        if vm.poll() is None:
+            for pid in descendants(vm.pid):
+                os.kill(pid, signal.SIGTERM)
     if not found.exists():
-        sys.exit(f"bench-roce: no figures came back (exit status {done.returncode}); logs are in {OUT}")
+        sys.exit(f"bench-roce: no figures came back (exit status {status}); logs are in {OUT}")
     result = json.loads(found.read_text())
     if args.json:
         Path(args.json).write_text(found.read_text())
