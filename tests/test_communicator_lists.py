@@ -143,6 +143,26 @@ def test_lists_to_oneself(world):
     world(1, to_oneself)
 
 
+def announced_and_empty(comm, n):
+    if comm.rank == 0:
+        sends = [comm.isend(b"" if i % 2 else [b"a", b"b"], 1) for i in range(n)]
+        while not comm.counters["announced_small"]:             # the receiver holds all it may
+            comm.progress()
+        sends.append(comm.isend(b"", 1, tag=1))
+        comm.wait_all(sends)
+    else:
+        comm.recv([], 0, tag=1)         # overtakes what was announced
+        for i in range(n):
+            into = [bytearray(1), bytearray(1)]
+            assert comm.recv(into, 0) == (0 if i % 2 else 2)
+            assert into == ([b"\0", b"\0"] if i % 2 else [b"a", b"b"])
+
+
+def test_an_empty_message_that_was_announced(world):
+    world(2, announced_and_empty, 100, env={
+        "ROCECOMM_UNEXPECTED_LIMIT": "0", "ROCECOMM_EAGER_LIMIT": "65536", "ROCECOMM_PEER_CREDITS": "2"})
+
+
 def taken_back(comm):
     pieces = [np.full(60000, i, "u1") for i in range(30)]
     if comm.rank == 0:

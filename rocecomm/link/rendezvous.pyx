@@ -316,7 +316,8 @@ cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h, const cha
     r.r_req = h.req
     r.r_gen = h.gen
     r.read_posted = r.read_done = 0
-    if (h.flags & FLAG_LIST or r.pieces != NULL) and r.status == R_OK and not learn(e, r, h, table):
+    if ((h.flags & FLAG_LIST or r.pieces != NULL) and r.status == R_OK and h.size != 0
+            and not learn(e, r, h, table)):
         r.status = R_REGISTER
     r.flags |= F_IN_PULLS
     push(&p.pulls, r)

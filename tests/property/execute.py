@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 from property.model import DRAIN, Outcome
+from property.one_sided import OneSided
 from property.program import RECEIVING, SENDING
 
 from rocecomm import ANY_SOURCE, ANY_TAG, MessageTruncatedError, RocecommError, TimeoutError
@@ -27,20 +28,22 @@ def cut(array, seed):
     return [array[a:b] for a, b in zip([0, *at], [*at, len(array)], strict=True)]
 
 
-class Rank:
+class Rank(OneSided):
     def __init__(self, comm, program):
         self.comm, self.program, self.me = comm, program, comm.rank
         self.by_size = {m[3]: n for n, m in enumerate(program.messages) if m[1] == self.me}
         self.outcomes, self.requests = {}, {}
         self.kept = []                  # (buffer, copy): what must not change any more
         self.failures = []
+        if program.one_sided:
+            self.prepare()
 
     # ------------------------------------------------------------------------- operations
     def run_thread(self, number):
         try:
             for op in self.program.of(self.me, number):
                 getattr(self, "do_" + op.do)(op)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             self.failures.append((number, error))
             raise
 
@@ -172,6 +175,7 @@ class Rank:
         if not np.array_equal(buffer, expected):
             at = int(np.argmax(buffer != expected))
             o.faults += (f"byte {at} is {buffer[at]}, not {expected[at]}",)
+        self.check_mark(o)
         self.kept.append((buffer, expected, o))
 
     def settle(self, request, array, o):
@@ -211,6 +215,8 @@ class Rank:
         sends = [r for r, _, o in self.requests.values() if o.kind == "send"]
         while not all([r.test() for r in sends]):
             self.drain()
+        if self.program.one_sided:
+            self.finish_one_sided()
         # nothing of a rank is under way behind this
         engine, others = self.comm._engine, [r for r in range(self.comm.size) if r != self.me]
         tokens = [engine.irecv(bytearray(1), r, 1, SPACE) for r in others]
@@ -249,6 +255,8 @@ def run(comm, program):
         raise rank.failures[0][1]
     rank.finish()
     comm.barrier()                      # programs do not run into each other
+    if program.one_sided:
+        rank.close_regions()
     return list(rank.outcomes.values())
 
 

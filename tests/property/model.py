@@ -10,6 +10,8 @@ import dataclasses
 
 #: at of receives that are made when the program is over, to empty the stores
 DRAIN = 10**6
+#: offsets of the words for atomics in a region
+ADDS, SWAPS = 0, 8
 
 
 @dataclasses.dataclass
@@ -31,6 +33,12 @@ class Outcome:
     told_tag: int | None = None
     nbytes: int | None = None
     cancelled_at: int = -1
+    # atomics: whose region, which word, what was added or stored, compared with and found
+    target: int = -1
+    word: int = 0
+    value: object = 0
+    compare: int = -1
+    old: int = -1
     faults: tuple = ()          # what the rank itself found wrong: bytes that differ, ...
 
 
@@ -64,6 +72,7 @@ def check(program, outcomes):
     if program.certain:
         wrong += [f"had to succeed: {o}" for o in outcomes
                   if o.end in ("timeout", "withdrawn", "cancelled")]
+    wrong += check_atomics(program, outcomes)
     if not wrong:
         for rank in range(program.ranks):
             mine = [o for o in outcomes if o.kind == "receive" and o.rank == rank]
@@ -133,3 +142,33 @@ def check_probes(program, probes, receives):
             if r.end in ("got", "truncated") and r.number == fitting[0] and program.threads == 1 \
                     and posted_before(r, o):
                 yield f"a probe told of a message that was spoken for: {o}, {r}"
+
+
+def check_atomics(program, outcomes):
+    """Additions and swaps of each word must have happened one after the other."""
+    totals = {o.rank: o.value for o in outcomes if o.kind == "total"}
+    for target in totals:
+        mine = [o for o in outcomes if o.kind == "atomic" and o.target == target]
+        adds = sorted((o for o in mine if o.word == ADDS), key=lambda o: o.old)
+        total = 0
+        for o in adds:
+            if o.old != total:
+                yield f"an addition found {o.old}, not {total}: {o}"
+                break
+            total += o.value
+        if total != totals[target][0]:
+            yield f"additions to rank {target} make {total}, and {totals[target][0]} is there"
+        for a in adds:
+            for b in adds:
+                if (a.rank, a.thread) == (b.rank, b.thread) and a.at < b.at and a.old > b.old:
+                    yield f"additions of one thread in another order: {a}, {b}"
+        swaps = [o for o in mine if o.word == SWAPS]
+        after = {o.compare: o for o in swaps if o.old == o.compare}
+        if len(after) != sum(o.old == o.compare for o in swaps):
+            yield f"two swaps of the same value at rank {target} succeeded"
+        value, seen = 0, {0}
+        while value in after:
+            value = after.pop(value).value
+            seen.add(value)
+        if after or value != totals[target][1] or any(o.old not in seen for o in swaps):
+            yield f"swaps at rank {target} make {value}, and {totals[target][1]} is there; {swaps}"

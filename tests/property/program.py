@@ -12,6 +12,8 @@ import dataclasses
 import json
 import random
 
+from property import one_sided
+
 SIZES = (0, 1, 8, 64, 100, 390, 1000, 4090, 8080, 8192, 8290, 20000, 65530, 70000, 300000, 1 << 20)
 TAGS = (0, 0, 0, 1, 7)
 
@@ -32,6 +34,8 @@ class Op:
     timeout: float = 0.0
     of: tuple = ()              # `at` of the requests that it is about
     value: int = 0
+    target: int = -1            # one-sided: whose region
+    offset: int = 0             # and where in the stripe
 
 
 @dataclasses.dataclass
@@ -41,6 +45,7 @@ class Program:
     threads: int
     wild: bool                  # has wildcards
     cancels: bool               # has withdrawals
+    one_sided: bool             # has one-sided operations
     messages: list              # (src, dst, tag, size), by number
     ops: list
 
@@ -77,7 +82,7 @@ class Program:
         return cls(**raw)
 
     def __str__(self):
-        flags = [w for w in ("wild", "cancels") if getattr(self, w)]
+        flags = [w for w in ("wild", "cancels", "one_sided") if getattr(self, w)]
         lines = [f"seed {self.seed}, {self.ranks} ranks of {self.threads} threads {' '.join(flags)}"]
         for op in self.ops:
             parts = [f"{op.at:4} rank {op.rank}.{op.thread} {op.do}"]
@@ -86,6 +91,8 @@ class Program:
                 parts.append(f"message {op.message}: {size} bytes to {dst}, tag {tag};")
             if op.do in RECEIVING or op.do in ("iprobe", "probe"):
                 parts.append(f"from {op.src} tag {op.tag} into {op.capacity}")
+            if op.target >= 0:
+                parts.append(f"at rank {op.target}, {op.capacity} bytes at {op.offset}, value {op.value}")
             if op.of:
                 parts.append(f"of {op.of}")
             if op.timeout:
@@ -104,7 +111,7 @@ class Maker:
         self.stored = stored            # whether a small blocking send needs no receive
         threads = rng.choice((1, 1, 1, 2, 3))
         self.p = Program(seed, ranks, threads, wild=rng.random() < 0.4, cancels=rng.random() < 0.35,
-                         messages=[], ops=[])
+                         one_sided=rng.random() < 0.5, messages=[], ops=[])
         self.largest = largest
         self.sizes = [set() for _ in range(ranks)]
         self.open = [[[] for _ in range(threads)] for _ in range(ranks)]    # requests not waited for
@@ -147,6 +154,8 @@ class Maker:
         elif what < 0.13:
             self.op(rank, "iprobe", src=rng.choice((None, rng.randrange(self.p.ranks))),
                     tag=rng.choice((None, *TAGS)))
+        elif what < 0.36 and self.p.one_sided and self.rng.random() < 0.6:
+            one_sided.make(self, rank)
         elif what < 0.24:
             self.about_requests(rank)
         elif what < 0.30 and self.p.ranks > 1 and self.p.certain:

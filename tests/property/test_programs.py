@@ -42,7 +42,8 @@ def programs(world, ranks, seeds, env=None, timeout=50, **options):
         program = generate(seed, ranks, **options)
         wrong = check(program, [o for _, outcomes in parts for o in outcomes])
         if wrong:
-            pytest.fail("\n".join([advice(seed, ranks, options), *wrong[:5], str(shorten(world, env, program))]))
+            pytest.fail("\n".join([advice(seed, ranks, options), *wrong[:5],
+                                   str(shorten(world, env, program))]))
 
 
 def shorten(world, env, program, attempts=40):
