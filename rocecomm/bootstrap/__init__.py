@@ -140,6 +140,10 @@ def join(config=None, rank=None, world_size=None, store=None, timeout=USE_CONFIG
         job_id, secret, local_rank = roster.meet(base, launch, config, deadline,
                                                  shared_secret)
     except BaseException as error:
+        if generation and isinstance(error, JoinError) and error.missing:
+            error.args = (f"{error}; this process has joined the job before, so a rank that was "
+                          "started anew does not meet it: give all ranks a new job_id "
+                          "(ROCECOMM_JOB_ID)",)
         # A rank that comes a little later should hear the same reason.
         base.close(0.5, deadline.slice(LINGER) if isinstance(error, JoinError) else 0.0)
         raise

@@ -27,7 +27,7 @@ import weakref
 from ..config import USE_CONFIG, check_timeout
 from ..errors import ClosedError
 from ..verbs.mr import registration_hint
-from . import failure
+from . import failure, wireup
 from .wire import dtype_name
 
 cnp.import_array()
@@ -340,6 +340,10 @@ cdef class Base:
         if timeout == 0:
             return failure.timed_out(what, rank, self.device, timeout, "unknown",
                                      "it was only asked once, as timeout=0 says")
+        if wireup.stopped(self.info[rank].process):
+            return failure.timed_out(
+                what, rank, self.device, timeout, "stopped",
+                "the peer's process is stopped (SIGSTOP, a debugger); let it continue, with kill -CONT")
         # two looks at its counter, an interval apart that a waiting rank never lets pass
         first_beats = 0
         for look in range(2):
@@ -375,7 +379,7 @@ cdef class Base:
         if not s.in_call:
             age = max(0.0, (rc_stamp() - s.stamp) * 1e-9) if s.stamp else 0.0
             detail = (f"the peer is alive but not in a rocecomm call (for {age:.1f} s): it computes, "
-                      "or is stopped; let it call, or raise the timeout")
+                      "or is stopped on another host; let it call, or raise the timeout")
             state = "busy"
         elif s.beats == first_beats:
             detail = ("the peer's process is stopped (SIGSTOP, a debugger, or starved of CPU) inside "

@@ -205,7 +205,8 @@ cdef class Links(Base):
                        for g in self.context.query_gid_table(port)),
             gid_index=config.gid_index, qps=tuple(numbers), lanes=tuple(lanes), eager=eager, ctrl=ctrl,
             slot_size=e.slot_size, status_addr=<size_t>e.status,
-            status_rkey=self.memory_mr[1].rkey, host=wireup.host_name())
+            status_rkey=self.memory_mr[1].rkey, host=wireup.host_name(),
+            process=wireup.process_name())
 
     def make_qp(self, int depth, inline):
         """A queue pair with as much room for inline data as the device gives, at most 512."""

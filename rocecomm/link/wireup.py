@@ -7,6 +7,7 @@ carry, the GIDs. `Endpoint` is the blob, `agree` the pure function, `connect` mo
 
 import dataclasses
 import json
+import os
 import secrets
 import socket
 import sys
@@ -67,6 +68,33 @@ def host_name():
         return socket.gethostname()
 
 
+def process_name():
+    """This process in words that others on this host can look up: number, start time, and the
+    namespace in which the number counts."""
+    try:
+        return f"{os.getpid()} {_stat(os.getpid())[19]} {os.readlink('/proc/self/ns/pid')}"
+    except (OSError, IndexError):
+        return ""
+
+
+def stopped(name):
+    """Whether the process that calls itself ``name`` is stopped (SIGSTOP, a debugger); False also
+    if that cannot be told."""
+    try:
+        number, started, space = name.split()
+        state = _stat(int(number))
+        return (state[0] in "Tt" and state[19] == started
+                and os.readlink("/proc/self/ns/pid") == space)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def _stat(number):
+    """The fields of /proc/NUMBER/stat behind the name, from the state (field 3) on: proc(5)."""
+    with open(f"/proc/{number}/stat", encoding="ascii", errors="replace") as f:
+        return f.read().rpartition(")")[2].split()
+
+
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
     """What a rank tells the others about itself."""
@@ -88,6 +116,7 @@ class Endpoint:
     status_addr: int
     status_rkey: int
     host: str
+    process: str = ""               # `process_name` there
     byteorder: str = sys.byteorder
     version: int = WIRE_VERSION
 
@@ -135,6 +164,7 @@ class Agreement:
     gid: bytes
     peer_gid: bytes
     reason: str
+    process: str = ""               # the peer's `process_name`, if it runs on this host
 
 
 def agree(mine, theirs, mtu_limit=None):
@@ -160,7 +190,8 @@ def agree(mine, theirs, mtu_limit=None):
         reads=max(1, min(mine.reads_out, theirs.reads_in)),
         serves=max(1, min(theirs.reads_out, mine.reads_in)),
         max_message=min(mine.max_message, theirs.max_message),
-        gid_index=choice.index, gid=choice.gid, peer_gid=other.gid, reason=choice.reason)
+        gid_index=choice.index, gid=choice.gid, peer_gid=other.gid, reason=choice.reason,
+        process=theirs.process if theirs.host == mine.host else "")
 
 
 def _table(endpoint):
