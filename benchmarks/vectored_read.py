@@ -1,141 +1,126 @@
-"""Many pieces by one call of readv and writev, against a C loop of process_vm_readv on the same memory.
+"""Many small pieces in one call: ``comm.readv`` and ``comm.writev`` against a C loop of process_vm_readv.
 
-Rank 0 reads pieces of rank 1's registered array into pieces of its own, offsets shuffled on both sides.
-The C loop (pieces.c) is called in the same process on the same arrays, 1024 pieces a system call, in
-turn with ours. Rank 1 sleeps meanwhile: nobody helps to copy.
+The C loop hands 1024 pieces to each system call. Both work on the same memory of the same two processes,
+in turn: places of the peer's region in random order, and places of our buffer one behind the other. The
+peer sleeps.
 """
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 from benchmarks import figures, processes  # noqa: E402
 
-#: label: (operation, pieces, bytes of each)
-CASES = {"readv 100,000 x 4 KiB": ("read", 100_000, 4096), "writev 100,000 x 4 KiB": ("write", 100_000, 4096),
-         "readv 100,000 x 256 B": ("read", 100_000, 256)}
-TARGETS = {"readv 100,000 x 4 KiB": ">= 0.9x"}
+SIZES = {"4 KiB": 4096, "256 B": 256}
+PIECES = 100_000
+SOURCE, BUILD = Path(__file__).with_suffix(".c"), ROOT / "build/bench-vectored"
 
-TITLE = "Pieces: vectorised one-sided operations"
-TEXT = ("One call of `readv` or `writev` with numpy arrays of offsets, shuffled on both sides, against a C "
-        "loop of `process_vm_readv` (or `process_vm_writev`) with 1024 pieces a call on the same memory.")
-
-
-def name_of(label):
-    return f"{label} : process_vm"
+TITLE = "Vectorised transfers"
+TEXT = ("100,000 pieces, moved by one `comm.readv` or `comm.writev` with numpy arrays of offsets, against a "
+        "C loop of `process_vm_readv` (`writev`) with 1024 pieces in a call: the same memory and the same "
+        "random order, in turn. Millions of pieces per second.")
 
 
-ROWS = tuple(map(name_of, CASES))
+def name_of(verb, size):
+    return f"{verb} 100,000 x {size}"
 
 
-def library():
-    """pieces.c as a shared library, built if it is missing or old."""
-    source = Path(__file__).with_name("pieces.c")
-    built = ROOT / "build/bench/pieces.so"
-    if not built.exists() or built.stat().st_mtime < source.stat().st_mtime:
-        built.parent.mkdir(parents=True, exist_ok=True)
-        part = built.with_suffix(f".{os.getpid()}")
-        try:
-            subprocess.run([os.environ.get("CC", "gcc"), "-O2", "-g", "-std=gnu11", "-Wall", "-Wextra",
-                            "-fPIC", "-shared", str(source), "-o", str(part)], check=True)
-        except OSError as why:
-            raise figures.Missing(f"no C compiler for pieces.c: {why}") from None
-        part.rename(built)
-    return built
+ROWS = tuple(name_of(verb, size) for size in SIZES for verb in ("readv", "writev"))
+TARGETS = {name_of("readv", "4 KiB"): ">= 0.9x"}
 
 
-class Rank:
-    """One of the two processes."""
-
-    def __init__(self, rank):
-        import numpy as np
-
-        import rocecomm
-
-        self.np, self.rank = np, rank
-        self.comm = rocecomm.init()
-        self.c = ctypes.CDLL(str(library())).pieces
-        self.c.restype = ctypes.c_int64
-        i64, p = ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)
-        self.c.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, p, p, i64, i64]
-
-    def prepare(self, pieces, length):
-        """Arrays, their registration, and where they are."""
-        np, comm = self.np, self.comm
-        self.data = np.random.default_rng(self.rank).integers(0, 256, pieces * length, np.uint8)
-        self.want = np.random.default_rng(1).integers(0, 256, pieces * length, np.uint8)
-        self.region = comm.register(self.data)
-        mine = np.array([self.data.ctypes.data, os.getpid()], np.int64)
-        theirs = np.zeros(2, np.int64)
-        descriptor = np.frombuffer(self.region.descriptor(), np.uint8)
-        there = np.zeros(len(descriptor), np.uint8)
-        comm.sendrecv(mine, 1 - self.rank, theirs, 1 - self.rank)
-        comm.sendrecv(descriptor, 1 - self.rank, there, 1 - self.rank)
-        self.remote, (self.address, self.pid) = comm.open(there.tobytes()), theirs.tolist()
-        rng = np.random.default_rng(7)
-        self.offsets = [rng.permutation(pieces) * length for _ in range(2)]
-        self.length = length
-        return {}
-
-    def done(self):
-        self.region.close()
-        del self.data, self.want, self.remote
-        return {}
-
-    def move(self, op, how):
-        """Rank 0 moves all pieces once; seconds. Reads are verified against what rank 1 made."""
-        if self.rank == 1:
-            return {}
-        local, remote = self.offsets
-        if op == "read":
-            self.data[:] = 0
-        start = time.perf_counter()
-        if how == "rocecomm":
-            (self.comm.readv if op == "read" else self.comm.writev)(
-                self.region, self.remote, local, remote, self.length)
-        else:
-            as_c = [a.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)) for a in (local, remote)]
-            moved = self.c(op == "write", self.pid, self.data.ctypes.data, self.address, *as_c, self.length,
-                           len(local))
-            if moved != len(local) * self.length:
-                raise OSError(f"process_vm moved {moved} bytes")
-        took = time.perf_counter() - start
-        if op == "read":
-            for a, b in zip(local[::997], remote[::997], strict=True):
-                if not self.np.array_equal(self.data[a:a + self.length], self.want[b:b + self.length]):
-                    raise AssertionError(f"{how}: wrong bytes at {a}")
-        return {"s": took}
+def build():
+    """The C loop as a library; figures.Missing without a compiler."""
+    library = BUILD / "vectored_read.so"
+    if not library.exists() or library.stat().st_mtime < SOURCE.stat().st_mtime:
+        compiler = os.environ.get("CC", "gcc")
+        if not shutil.which(compiler.split()[0]):
+            raise figures.Missing(f"the C loop needs a compiler: {compiler} is not installed")
+        BUILD.mkdir(parents=True, exist_ok=True)
+        subprocess.run([*compiler.split(), "-O2", "-shared", "-fPIC", "-Wall", "-Wextra", str(SOURCE), "-o",
+                        str(library)], check=True)
+    return library
 
 
 def measure(rounds, device="soft0", wanted=lambda name: True):
-    library()
-    env = {"ROCECOMM_WORLD_SIZE": "2", "ROCECOMM_IB_HCA": device,
-           "ROCECOMM_JOB_ID": f"bench-pieces-{os.getpid()}"}
-    with processes.Ranks("pieces", 2, [([sys.executable, __file__, rank], {**env, "ROCECOMM_RANK": rank})
-                                       for rank in ("0", "1")]) as ranks:
-        for label, (op, pieces, length) in CASES.items():
-            if not wanted(name_of(label)):
-                continue
-            ranks.ask({"do": "prepare", "pieces": pieces, "length": length})
-            found = {"rocecomm": [], "C": []}
-            for turn in range(rounds + 1):
-                for how, figures_ in found.items():
-                    took = ranks.ask({"do": "move", "op": op, "how": how})[0]["s"]
-                    if turn:                # the first touches all pages
-                        figures_.append(pieces * length / took / 1e6)
-            ranks.ask({"do": "done"})
-            yield figures.row(name_of(label), "MB/s", found["rocecomm"], found["C"],
-                              f"C: process_vm_{op}v", TARGETS.get(label))
+    library = build()
+    folder = tempfile.mkdtemp(prefix="rocecomm-bench-")
+    env = {"ROCECOMM_SOFT_DIR": folder, "ROCECOMM_WORLD_SIZE": "2", "ROCECOMM_IB_HCA": device,
+           "ROCECOMM_JOB_ID": f"bench-vectored-{os.getpid()}"}
+    command = [sys.executable, __file__, str(library)]
+    commands = [(command, {**env, "ROCECOMM_RANK": str(rank)}) for rank in (0, 1)]
+    try:
+        with processes.Ranks("readv", 2, commands) as ranks:
+            peer = ranks.ask({"do": "open"})[1]
+            for label, size in SIZES.items():
+                for verb in ("readv", "writev"):
+                    name = name_of(verb, label)
+                    if not wanted(name):
+                        continue
+                    ours, theirs = [], []
+                    for i in range(rounds + 1):         # the first one warms up
+                        found = ranks.ask({"do": "turn", "verb": verb, "size": size, "peer": peer})[0]
+                        if i:
+                            ours.append(found["ours"])
+                            theirs.append(found["raw"])
+                    yield figures.row(name, "M/s", ours, theirs, "process_vm in C", TARGETS.get(name))
+            ranks.ask({"do": "close"})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class End:
+    """One rank; rank 0 moves the pieces."""
+
+    def open(self):
+        import numpy as np
+
+        import rocecomm
+        self.np, self.comm = np, rocecomm.init()
+        self.memory = np.full(PIECES * max(SIZES.values()), 1 + self.comm.rank, np.uint8)
+        self.region = self.comm.register(self.memory)
+        return {"pid": os.getpid(), "addr": self.memory.ctypes.data,
+                "descriptor": self.region.descriptor().hex()}
+
+    def turn(self, verb, size, peer):
+        if self.comm.rank:
+            return {}
+        np, n = self.np, PIECES
+        here = np.arange(n, dtype=np.int64) * size
+        there = np.random.default_rng(7).permutation(n).astype(np.int64) * size
+        library = ctypes.CDLL(sys.argv[1])
+        pointer = ctypes.c_void_p
+        library.move_pieces.argtypes = [ctypes.c_int, ctypes.c_int, *[pointer] * 4, *[ctypes.c_int64] * 2]
+        remote = self.comm.open(bytes.fromhex(peer["descriptor"]))
+        move = getattr(self.comm, verb)
+        start = time.perf_counter()
+        error = library.move_pieces(verb == "writev", peer["pid"], self.memory.ctypes.data, here.ctypes.data,
+                                    peer["addr"], there.ctypes.data, n, size)
+        between = time.perf_counter()
+        if error:
+            raise OSError(error, "process_vm")
+        move(self.region, remote, here, there, size)
+        end = time.perf_counter()
+        return {"raw": n / (between - start) / 1e6, "ours": n / (end - between) / 1e6}
+
+    def close(self):
+        self.comm.close()
+
+
+def main():
+    end = End()
+    processes.serve(int(os.environ["ROCECOMM_RANK"]),
+                    {"open": end.open, "turn": end.turn, "close": end.close})
 
 
 if __name__ == "__main__":
-    me = Rank(int(sys.argv[1]))
-    processes.serve(me.rank, {"prepare": me.prepare, "move": me.move, "done": me.done})
-    me.comm.close()
+    main()
