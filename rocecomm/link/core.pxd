@@ -2,12 +2,13 @@
 """The state of one communicator as plain C structures.
 
 They are touched only with `engine_t.mutex` held (never while waiting for the GIL), so every
-function on them runs without the GIL. cimport order of link/: wire, pieces, core, match, peer, pull,
+function on them runs without the GIL. cimport order of link/: wire, pieces, store, core, match, peer, pull,
 rendezvous, progress, base, regcache, region, lists, probe, request, blocking, setup, engine; nobody
 cimports to the right.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from rocecomm.link.pieces cimport pieces_t
+from rocecomm.link.store cimport store_t
 from rocecomm.link.wire cimport rc_header, sig_t
 from rocecomm.verbs.libibverbs cimport (
     ibv_ah_attr, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc)
@@ -500,6 +501,7 @@ ctypedef struct engine_t:
     uint64_t unexpected     # messages stored
     uint64_t stored         # bytes of them in memory of their own
     uint64_t stored_limit
+    store_t store
     uint64_t arrivals
     uint32_t blocked_id         # the blocking send that was announced last
     uint32_t blocked_gen

@@ -3,6 +3,7 @@
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memset
 from rocecomm.link.pieces cimport pieces_free, pieces_unregister
+from rocecomm.link.store cimport store_end, store_put
 
 cdef extern from "<errno.h>" nogil:
     int errno
@@ -163,7 +164,7 @@ cdef unx_t *unx_new(engine_t *e) noexcept nogil:
 
 
 cdef void unx_free(engine_t *e, unx_t *u) noexcept nogil:
-    free(u.copy)
+    store_put(&e.store, u.copy)
     u.copy = NULL
     u.next = e.unx_free
     e.unx_free = u
@@ -206,11 +207,11 @@ cdef void poke_worker(engine_t *e) noexcept nogil:
         c_write(e.worker_fd, &one, 8)
 
 
-cdef void free_unexpected(unx_t *u) noexcept nogil:
+cdef void free_unexpected(engine_t *e, unx_t *u) noexcept nogil:
     cdef unx_t *after
     while u != NULL:
         after = u.next
-        free(u.copy)
+        store_put(&e.store, u.copy)
         free(u)
         u = after
 
@@ -225,7 +226,7 @@ cdef void free_all(engine_t *e) noexcept nogil:
     cdef one_t *o
     if e.peers != NULL:
         for i in range(e.size):
-            free_unexpected(e.peers[i].unexpected.head)
+            free_unexpected(e, e.peers[i].unexpected.head)
             free(e.peers[i].sq)
             free(e.peers[i].lane.sq)
             free(e.peers[i].lane.notes)
@@ -235,7 +236,8 @@ cdef void free_all(engine_t *e) noexcept nogil:
                 free(c)
                 c = after
     free(e.peers)
-    free_unexpected(e.unx_free)
+    free_unexpected(e, e.unx_free)
+    store_end(&e.store)
     c = e.ctl_free
     while c != NULL:
         after = c.next

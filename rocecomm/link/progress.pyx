@@ -4,7 +4,6 @@
 One thread leads: it polls, then yields, then sleeps on the completion channel. The others
 wait for its signal, and one of them takes over when it leaves.
 """
-from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, F_WAITS, P_READY, P_SELF, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_LANE,
@@ -24,6 +23,7 @@ from rocecomm.link.peer cimport (
 from rocecomm.link.pull cimport keep_table
 from rocecomm.link.rendezvous cimport (
     accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
+from rocecomm.link.store cimport store_get
 from rocecomm.link.wire cimport (
     ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, FLAG_LIST,
     GOODBYE, LANE_READY, LANE_RESET, NOTED, RC_MAGIC, RC_VERSION, RECALL, RETURN, WITHDRAW, WITHDRAWN,
@@ -114,7 +114,7 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
             free_slot(e, p, slot, h.kind)
             return
         u = unx_new(e)
-        if u != NULL and h.flags & FLAG_LIST and not keep_table(u, h):
+        if u != NULL and h.flags & FLAG_LIST and not keep_table(e, u, h):
             unx_free(e, u)
             u = NULL
         if u == NULL:
@@ -128,7 +128,7 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
                 ask_cycle(e)
             free_slot(e, p, slot, ANNOUNCE)
         elif p.in_slots >= p.grant // 2 and e.stored + h.size <= e.stored_limit:
-            u.copy = <char *>malloc(h.size + 1)
+            u.copy = store_get(&e.store, h.size)
             if u.copy != NULL:
                 memcpy(u.copy, <char *>h + sizeof(rc_header), h.size)
                 e.stored += h.size

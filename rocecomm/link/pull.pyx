@@ -7,7 +7,7 @@ rows; a longer table stays at the sender, and its place is announced, so the rec
 first the table, then the bytes. Every read goes from one buffer into one buffer: it ends
 where either side's buffer ends.
 """
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_IN_PULLS, Q_READ, R_REGISTER, engine_t, mark_dirty, peer_t, push, req_end, req_t,
@@ -16,6 +16,7 @@ from rocecomm.link.peer cimport post_message, post_wr, queue_ctl, sq_room
 from rocecomm.link.pieces cimport (
     LIST_INLINE, LIST_MAX, gather, piece_register, pieces_free, pieces_new, pieces_t, pieces_unregister,
     row_t, rows_unregister, scatter)
+from rocecomm.link.store cimport store_get
 from rocecomm.link.wire cimport ANSWER_FAILED, DONE, FLAG_LIST, rc_header
 from rocecomm.verbs.libibverbs cimport (
     IBV_ACCESS_LOCAL_WRITE, IBV_WR_RDMA_READ, ibv_send_wr, ibv_sge)
@@ -66,10 +67,10 @@ cdef int post_table(engine_t *e, peer_t *p, rc_header *h, req_t *r) noexcept nog
 
 # --------------------------------------------------------------------- receiving side
 
-cdef bint keep_table(unx_t *u, const rc_header *h) noexcept nogil:
+cdef bint keep_table(engine_t *e, unx_t *u, const rc_header *h) noexcept nogil:
     """An announcement is stored: its table with it. False without memory."""
     cdef size_t n = (h.addr if h.addr <= LIST_INLINE else 1) * sizeof(row_t)
-    u.copy = <char *>malloc(n)
+    u.copy = store_get(&e.store, n)
     if u.copy == NULL:
         return False
     memcpy(u.copy, <const char *>h + sizeof(rc_header), n)

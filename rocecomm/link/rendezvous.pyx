@@ -9,7 +9,6 @@
       +----WITHDRAW----------------> not matched yet: forgotten
            <----------WITHDRAWN----- the buffer is free
 """
-from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ, R_ABORTED, R_BROKEN,
@@ -24,6 +23,7 @@ from rocecomm.link.peer cimport (
     ctrl_credit, eager_credit, fail_group, free_slot, post_message, post_wr, queue_ctl, sq_room)
 from rocecomm.link.pieces cimport gather, offer, scatter
 from rocecomm.link.pull cimport copy_self, learn, post_gathered, post_table, pull_pieces, unlearn
+from rocecomm.link.store cimport store_get
 from rocecomm.link.wire cimport (
     ANNOUNCE, ANSWER_FAILED, ANSWER_MISMATCH, ANSWER_OK, ANSWER_TRUNCATED,
     DONE, EAGER, FLAG_BLOCKING, FLAG_LIST, WITHDRAW, WITHDRAWN, dtypes_agree, rc_header, same_sig, sig_of, sig_t)
@@ -469,7 +469,7 @@ cdef void send_self(engine_t *e, req_t *r) noexcept nogil:
         return
     u.h = h
     if r.size <= e.eager_limit and p.unexpected.n < 4096:
-        u.copy = <char *>malloc(r.size + 1)
+        u.copy = store_get(&e.store, r.size)
         if u.copy == NULL:
             unx_free(e, u)
             req_end(e, r, R_NOMEM)

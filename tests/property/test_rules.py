@@ -18,7 +18,8 @@ def sent(at, number, end="sent", thread=0):
 
 
 def got(at, number, src=0, tag=0, size=0, end="got", **more):
-    return Outcome(at, "receive", end, number, 1, src=src, tag=tag, **{"capacity": 100, "nbytes": size, **more})
+    more = {"capacity": 100, "nbytes": size, **more}
+    return Outcome(at, "receive", end, number, 1, src=src, tag=tag, **more)
 
 
 TWO = program((0, 1, 0, 10), (0, 1, 0, 20))

@@ -1,0 +1,1 @@
+"""Memory for stored messages; nothing for Python."""
