@@ -10,7 +10,7 @@ the receiver has room for them beyond the grants. So credits cannot deadlock.
 """
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset, strlen
-from rocecomm.link.answer cimport answer_in_place
+from rocecomm.link.answer cimport answer_in_place, take_answers
 from rocecomm.link.core cimport (
     F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, RECYCLE, Q_BEAT, Q_INLINE,
     Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, engine_t,
@@ -441,6 +441,7 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
     memset(&attr, 0, sizeof(attr))
     attr.qp_state = IBV_QPS_ERR
     e.ops.modify_qp(p.qp, &attr, IBV_QP_STATE)
+    take_answers(e)                     # what the peer had answered before
     end_lane(e, p)
     drop_ctl(e, p)
     tell_failure(e, p)
@@ -457,6 +458,7 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
     """The peer closed in order: all it sent has arrived, it takes nothing any more."""
     if p.state != P_READY:
         return
+    take_answers(e)                     # given before it said goodbye
     p.state = P_LEFT
     p.left = True
     end_lane(e, p)

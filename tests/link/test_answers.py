@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 
 def until(condition):
@@ -13,7 +14,7 @@ def until(condition):
         time.sleep(0.002)
 
 
-def burst(comm, folder, count):
+def burst(comm, folder, count, leaves):
     """Rank 0 announces many messages and computes while rank 1 receives them all; then rank 1
     computes while rank 0 waits. The folder tells each where the other is: no call does."""
     received, waited = Path(folder, "received"), Path(folder, "waited")
@@ -31,12 +32,15 @@ def burst(comm, folder, count):
     until(lambda: comm.progress() >= 0 and comm._engine.peers()[0]["unexpected"] == count)
     requests = [comm.irecv(into[i], 0, tag=i) for i in reversed(range(count))]
     comm.wait_all(requests)
+    if leaves:
+        comm.close()
     received.touch()
     until(waited.exists)
     return bool((into == expected).all())
 
 
-def test_more_answers_than_credits(world, scale, tmp_path):
+@pytest.mark.parametrize("leaves", [False, True])
+def test_more_answers_than_credits(world, scale, tmp_path, leaves):
     """Far more than the 16 short messages for which there are credits, and than the send queue
-    holds."""
-    assert world(2, burst, str(tmp_path), scale.rounds(300, 60)) == [True, True]
+    holds. With `leaves` the receiver has closed before the sender looks."""
+    assert world(2, burst, str(tmp_path), scale.rounds(300, 60), leaves) == [True, True]
