@@ -2,11 +2,12 @@
 """The state of one communicator as plain C structures.
 
 They are touched only with `engine_t.mutex` held (never while waiting for the GIL), so every
-function on them runs without the GIL. cimport order of link/: wire, pieces, store, core, match, peer, pull,
-rendezvous, progress, base, regcache, region, lists, probe, request, blocking, setup, engine; nobody
-cimports to the right.
+function on them runs without the GIL. cimport order of link/: wire, one, pieces, store, core,
+match, lane, peer, pull, rendezvous, lane_post, lane_repair, notify, progress, base, regcache, region,
+lists, probe, request, blocking, onesided, lane_setup, setup, engine; nobody cimports to the right.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from rocecomm.link.one cimport note_t, one_t
 from rocecomm.link.pieces cimport pieces_t
 from rocecomm.link.store cimport store_t
 from rocecomm.link.wire cimport rc_header, sig_t
@@ -159,12 +160,6 @@ cdef enum:
     L_WAITING = 3           # empty and reset; waits for the peer's LANE_READY
     L_DEAD = 4              # with its peer
 
-    # one_t.op
-    O_WRITE = 0
-    O_READ = 1
-    O_ADD = 2
-    O_SWAP = 3
-
     # wr_id: upper half
     WR_RECV = 0xFFFFFFFF
     WR_LANE = 0x80000000    # | rank
@@ -177,41 +172,6 @@ cdef enum:
     NOTE_WINDOW = 65536     # notifications of one peer that may be stored unread
     RECYCLE = 8             # receive slots are posted again this many at a time
     TEXT_MAX = 512
-
-# A place in a one-sided request: how far it has been posted, or carried out.
-ctypedef struct cursor_t:
-    int64_t piece
-    uint64_t offset         # in that piece
-
-# What a one-sided request does, beyond req_t: pieces of local memory (req_t.buf) and of the
-# peer's region. The arrays belong to the Python request, which outlives this.
-ctypedef struct one_t:
-    one_t *next
-    uint8_t op
-    bint notify             # the last work request carries `imm`
-    bint failed
-    uint32_t imm
-    uint32_t rkey
-    uint64_t remote         # address that the offsets count from
-    uint64_t operand        # added, or swapped in
-    uint64_t compare
-    int64_t n               # pieces
-    const int64_t *local_at     # NULL: one piece, at 0
-    const int64_t *remote_at
-    const int64_t *lengths      # NULL: all are `length`
-    uint64_t length
-    cursor_t at             # posted up to here
-    cursor_t done           # carried out up to here
-    uint32_t out            # work requests in flight
-    bint begun              # something was posted
-    bint finished           # all was
-    uint64_t extent         # bytes of the local buffer, to be registered as a whole
-    bint known              # registered, or needs no registration
-    # why it failed alone
-    int32_t status
-    uint32_t vendor
-    uint64_t nbytes
-    bint doubtful           # it may or may not have been carried out
 
 ctypedef struct req_t:
     req_t *next
@@ -310,10 +270,6 @@ ctypedef struct lsqe_t:
     uint32_t length
     uint32_t cell           # where an atomic's old value arrives, or NO_SLOT
     bint notify
-
-ctypedef struct note_t:
-    uint64_t order          # of arrival, over all peers
-    uint32_t value
 
 # One-sided traffic with one peer: `out` carries this rank's operations, `inward` serves the
 # peer's. So a request that fails breaks a queue pair that carries requests of its own rank only.

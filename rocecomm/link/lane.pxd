@@ -1,6 +1,7 @@
 # cython: language_level=3
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from rocecomm.link.core cimport cursor_t, engine_t, one_t, peer_t, req_t
+from rocecomm.link.core cimport engine_t, peer_t, req_t
+from rocecomm.link.one cimport O_READ, cursor_t, one_t
 
 cdef void end_request(engine_t *e, peer_t *p, req_t *r, int status) noexcept nogil
 cdef void take_back(engine_t *e, peer_t *p, uint32_t position) noexcept nogil
@@ -10,7 +11,7 @@ cdef void end_idle(engine_t *e, peer_t *p, int status, bint force) noexcept nogi
 
 cdef inline bint changes(const one_t *o) noexcept nogil:
     """Whether the operation changes the peer's memory: later messages wait for it."""
-    return o.op != 1        # O_READ
+    return o.op != O_READ
 
 cdef inline uint64_t piece_length(const one_t *o, int64_t i) noexcept nogil:
     return <uint64_t>o.lengths[i] if o.lengths != NULL else o.length

@@ -13,9 +13,9 @@ Messages to a peer wait for the writes and atomics that were started before them
 """
 from libc.string cimport memset
 from rocecomm.link.core cimport (
-    K_ONE, L_DEAD, L_NONE, NO_SLOT, O_ADD, O_READ, O_SWAP, P_READY, R_BROKEN, R_OK, R_ONE, WR_LANE,
-    cursor_t, engine_t, int32_t, lane_t, list_t, lsqe_t, mark_dirty, one_t, peer_t, req_end, req_t,
-    uint32_t, uint64_t, unlink)
+    K_ONE, L_DEAD, L_NONE, NO_SLOT, P_READY, R_BROKEN, R_OK, R_ONE, WR_LANE, engine_t, int32_t,
+    lane_t, list_t, lsqe_t, mark_dirty, peer_t, req_end, req_t, uint32_t, uint64_t, unlink)
+from rocecomm.link.one cimport one_t
 from rocecomm.verbs.libibverbs cimport (
     IBV_QPS_ERR, IBV_QP_STATE, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE, ibv_post_send, ibv_qp_attr,
     ibv_send_wr)

@@ -10,9 +10,10 @@ C9-137; kernel Soft-RoCE and softnic do so, too).
 """
 from libc.string cimport memset
 from rocecomm.link.core cimport (
-    L_DEAD, L_UP, NOTE_WINDOW, NO_SLOT, O_ADD, O_READ, O_SWAP, O_WRITE, P_READY, P_SELF, R_BROKEN,
-    R_CANCELLED, R_REGISTER, S_DONE, S_QUEUED, WR_LANE, cursor_t, engine_t, lane_t, lsqe_t, mark_dirty,
-    one_t, peer_t, push, req_end, req_register, req_t, uint32_t, uint64_t, unlink)
+    L_DEAD, L_UP, NOTE_WINDOW, NO_SLOT, P_READY, P_SELF, R_BROKEN, R_CANCELLED, R_REGISTER, S_DONE,
+    S_QUEUED, WR_LANE, engine_t, lane_t, lsqe_t, mark_dirty, peer_t, push, req_end, req_register,
+    req_t, uint32_t, uint64_t, unlink)
+from rocecomm.link.one cimport O_ADD, O_READ, O_WRITE, cursor_t, one_t
 from rocecomm.link.lane cimport (
     advance, changes, end_lane, end_request, piece_length, skip_empty)
 from rocecomm.link.peer cimport break_peer, ctrl_credit

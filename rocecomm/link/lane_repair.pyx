@@ -13,8 +13,9 @@ ranks has its own queue pairs and its own handshake: both may be under way at on
 """
 from libc.string cimport memset
 from rocecomm.link.core cimport (
-    L_DEAD, L_DRAINING, L_UP, L_WAITING, NO_SLOT, O_ADD, O_SWAP, P_SELF, R_ONE, engine_t, lane_t,
-    list_t, lsqe_t, mark_dirty, one_t, peer_t, rc_now, req_t, uint32_t, uint64_t, unlink)
+    L_DEAD, L_DRAINING, L_UP, L_WAITING, NO_SLOT, P_SELF, R_ONE, engine_t, lane_t, list_t, lsqe_t,
+    mark_dirty, peer_t, rc_now, req_t, uint32_t, uint64_t, unlink)
+from rocecomm.link.one cimport O_ADD
 from rocecomm.link.lane cimport end_request, take_back, take_entry
 from rocecomm.link.lane_post cimport lose_lane
 from rocecomm.link.peer cimport queue_ctl

@@ -9,8 +9,9 @@ write back at its sender, and all that is behind it there.
 """
 from libc.stdlib cimport realloc
 from rocecomm.link.core cimport (
-    K_NOTE, NOTE_WINDOW, P_READY, P_SELF, R_BROKEN, R_OK, S_DONE, S_QUEUED, engine_t, int32_t, lane_t,
-    mark_dirty, note_t, peer_t, push, req_end, req_t, uint32_t, uint64_t, unlink)
+    K_NOTE, NOTE_WINDOW, P_READY, P_SELF, R_BROKEN, R_OK, S_DONE, S_QUEUED, engine_t, int32_t,
+    lane_t, mark_dirty, peer_t, push, req_end, req_t, uint32_t, uint64_t, unlink)
+from rocecomm.link.one cimport note_t
 from rocecomm.link.lane_post cimport lose_lane
 from rocecomm.link.peer cimport free_slot, queue_ctl, repost_slot
 from rocecomm.link.wire cimport NOTED, rc_header

@@ -6,9 +6,10 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from rocecomm.link.base cimport Base, hold, mem_t
 from rocecomm.link.core cimport (
-    K_NOTE, K_ONE, NOTE_WINDOW, O_ADD, O_READ, O_SWAP, O_WRITE, P_SELF, R_CANCELLED, S_DONE,
-    engine_t, one_new, one_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_let_others, rc_lock,
-    req_end, req_free, req_new, req_t, tell_loops, unlink)
+    K_NOTE, K_ONE, NOTE_WINDOW, P_SELF, R_CANCELLED, S_DONE, engine_t, one_new, peer_t,
+    pthread_mutex_lock, pthread_mutex_unlock, rc_let_others, rc_lock, req_end, req_free, req_new,
+    req_t, tell_loops, unlink)
+from rocecomm.link.one cimport O_ADD, O_READ, O_SWAP, O_WRITE, one_t
 from rocecomm.link.lane_post cimport start_one
 from rocecomm.link.notify cimport start_wait, told_t
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
