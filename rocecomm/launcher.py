@@ -90,12 +90,15 @@ class Job:
 
     def _start(self):
         job = secrets.token_hex(16)
-        pipe = subprocess.PIPE if self.label else None
+        # Whole lines of the ranks, not parts of two in one. A terminal is left to them: they may
+        # ask it for its width, or draw on it.
+        pipes = [subprocess.PIPE if self.label or (self.size > 1 and not stream.isatty()) else None
+                 for stream in (sys.stdout, sys.stderr)]
         for rank in range(self.size):
             try:
                 process = subprocess.Popen(
                     self.command, env=environment(rank, self.size, job),
-                    stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+                    stdin=subprocess.DEVNULL, stdout=pipes[0], stderr=pipes[1],
                     start_new_session=True, preexec_fn=_die_with(os.getpid()))
             except OSError as error:
                 self._say(f"cannot start {self.command[0]!r}: {error.strerror}")
@@ -111,7 +114,8 @@ class Job:
                 if stream is not None:
                     os.set_blocking(stream.fileno(), False)
                     self._selector.register(stream, selectors.EVENT_READ,
-                                            _Labeller(rank, stream, target, self._selector))
+                                            _Lines(self.label and rank, stream, target,
+                                                   self._selector))
 
     def _ended(self, fd):
         self._selector.unregister(fd)
@@ -189,7 +193,7 @@ class Job:
         for process in self.processes:
             process.wait()
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _Labeller):
+            if isinstance(key.data, _Lines):
                 key.data(key.fileobj)
                 key.data.finish()
 
@@ -238,11 +242,15 @@ def _die_with(parent):
     return prepare
 
 
-class _Labeller:
-    """Copies whole lines of one stream, each with the rank before it."""
+#: Bytes of a line that are kept until its end comes.
+_LONGEST_LINE = 1 << 20
+
+
+class _Lines:
+    """Copies whole lines of one stream, each with the rank before it (`rank` False: without)."""
 
     def __init__(self, rank, stream, target, selector):
-        self.prefix = f"[{rank}] ".encode()
+        self.prefix = b"" if rank is False else f"[{rank}] ".encode()
         self.stream, self.target, self.selector = stream, target, selector
         self.rest = b""
         self.open = True
@@ -259,6 +267,9 @@ class _Labeller:
                 return
             *lines, self.rest = (self.rest + data).split(b"\n")
             self._write(b"".join(self.prefix + line + b"\n" for line in lines))
+            if len(self.rest) > _LONGEST_LINE:
+                self._write(self.prefix + self.rest)
+                self.rest = b""
 
     def finish(self):
         if self.open:

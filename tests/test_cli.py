@@ -91,6 +91,13 @@ def test_a_job_without_any_setting(tmp_path, device):
     assert done.returncode == 0 and done.stderr == ""
 
 
+def test_lines_of_ranks_do_not_mix():
+    script = "import sys\nfor i in range(300): print('a' * 50, 'b' * 50)"
+    done = rocecomm("run", "-n", 3, sys.executable, "-u", "-c", script)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["a" * 50 + " " + "b" * 50] * 900
+
+
 def test_modules_arguments_and_labels():
     done = rocecomm("run", "-n", 2, "--label", "-m", "json.tool", "--help")
     assert done.returncode == 0
