@@ -102,6 +102,34 @@ def test_a_message_wakes_the_loop_without_polling(world):
     world(2, waiting, env={"ROCECOMM_SPIN": "0"})
 
 
+async def one_sided(comm):
+    note = bytearray(64)
+    if comm.rank == 0:
+        await comm.irecv(note, 1)
+        remote = comm.open(bytes(note))
+        assert await comm.iwrite(np.arange(1000), remote, offset=800) == 8000
+        got = np.zeros(1000, int)
+        assert await comm.iread(got, remote, offset=800) == 8000
+        assert (got == np.arange(1000)).all()
+        both = await asyncio.gather(comm.iread(got, remote), comm.iwrite(got[:10], remote))
+        assert both == [8000, 80]
+        await comm.isend(b"x", 1)
+    else:
+        memory = np.zeros(2000, int)
+        with comm.register(memory) as region:
+            await comm.isend(region.descriptor(), 0)
+            await comm.irecv(note, 0)
+            assert (memory[100:1100] == np.arange(1000)).all()
+
+
+def awaiting_one_sided(comm):
+    asyncio.run(one_sided(comm))
+
+
+def test_one_sided_operations(world):
+    world(2, awaiting_one_sided)
+
+
 async def with_ticker(comm):
     ticks, stop = 0, False
 

@@ -31,6 +31,8 @@ def waits(comm):
         "wait of a send": lambda: comm.isend(large, 1, tag=101).wait(),
         "wait_all": lambda: comm.wait_all([comm.irecv(small, 1, tag=102), comm.irecv(large, 1, tag=103)]),
         "wait_any": lambda: comm.wait_any([comm.irecv(small, 1, tag=102), comm.irecv(large, 1, tag=103)]),
+        "wait_notify": lambda: comm.wait_notify(1),
+        "probe": lambda: comm.probe(1, 100),
         "barrier": lambda: comm.barrier(),
     }
 

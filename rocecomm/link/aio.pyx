@@ -40,6 +40,8 @@ cdef:
     int64_t WORTH = 100000
     # After this long without a turn of the loop an await that need not sleep gives way once.
     int64_t FAIR = 500000
+    # Eight polls that took this long: others want this CPU, polling keeps them from it.
+    int64_t PREEMPTED = 200000
 
 
 @cython.auto_pickle(False)
@@ -341,10 +343,11 @@ cdef class Awaiter:
         cdef Base g = self.engine
         cdef engine_t *e = g.e
         cdef int64_t now = rc_now()
+        cdef int64_t turn
         cdef int64_t limit
         cdef int i
         self.start = now
-        limit = now + max(SPIN_LEAST, g.aio_spin)
+        limit = now + (SPIN_LEAST if now < e.crowded else max(SPIN_LEAST, g.aio_spin))
         while True:
             g.enter()
             for i in range(8):
@@ -353,7 +356,9 @@ cdef class Awaiter:
                     return self.over()
                 if self.over():
                     break
-            now = rc_now()
+            turn, now = now, rc_now()
+            if now - turn > PREEMPTED:
+                e.crowded = now + 20000000
             if self.over() or e.leader or now >= limit:
                 g.leave()
                 break

@@ -49,6 +49,9 @@ cdef extern from *:
 cdef enum:
     # Wake up this often at least: signals that another thread took, the deadline, heartbeats.
     NAP_MS = 100
+    # More processes than CPUs: offer the CPU after so few empty polls, for so long after it was seen.
+    CROWDED_TURNS = 20
+    CROWDED_NS = 20000000
 
 # An empty poll that used this much CPU, in ns, did some work for a peer.
 cdef int64_t WORKED = 4000
@@ -448,7 +451,8 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
                 seen_cpu = cpu
                 seen = now
             polled = now
-            rc_let_others(&e.mutex, &e.want, turns > e.spin_turns)
+            if rc_let_others(&e.mutex, &e.want, turns > (CROWDED_TURNS if now < e.crowded else e.spin_turns)):
+                e.crowded = rc_now() + CROWDED_NS
             if turns & 15:
                 continue
             e.status.beats += 1
