@@ -131,9 +131,10 @@ class Maker:
             self.open[rank][thread].append(op)
         return op
 
-    def message(self, src, dst, tag=None):
+    def message(self, src, dst, tag=None, size=None):
         rng = self.rng
-        size = min(self.largest, rng.choice(SIZES) + rng.choice((0, 0, 0, 1, 13)))
+        if size is None:
+            size = min(self.largest, rng.choice(SIZES) + rng.choice((0, 0, 0, 1, 13)))
         while size in self.sizes[dst]:
             size += 1
         self.sizes[dst].add(size)
@@ -147,7 +148,9 @@ class Maker:
         rng = self.rng
         what = rng.random()
         rank = rng.randrange(self.p.ranks)
-        if what < 0.04:
+        if what < 0.015:
+            self.flood(rank)
+        elif what < 0.04:
             self.op(rank, "sleep", timeout=rng.random() * 0.004)
         elif what < 0.07:
             self.op(rank, "progress")
@@ -165,6 +168,15 @@ class Maker:
         if rng.random() < 0.2 and self.late:
             for kwargs in self.late.pop(rng.choice(sorted(self.late))):
                 self.receive(**kwargs)
+
+    def flood(self, src):
+        """Many small messages before the first is asked for: they have to be stored."""
+        dst, tag = self.rng.randrange(self.p.ranks), self.rng.choice(TAGS)
+        for _ in range(self.rng.randint(20, 70)):
+            number = self.message(src, dst, tag, self.rng.choice((8, 100, 1000)))
+            self.op(src, "isend", message=number, timeout=20.0)
+            self.late.setdefault((src, dst, tag), []).append(dict(
+                src=src, dst=dst, tag=tag, capacity=self.p.messages[number][3], blocking=False))
 
     def about_requests(self, rank):
         rng = self.rng
