@@ -43,6 +43,11 @@ SN_EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *c
 		errno = EPERM;
 		return NULL;
 	}
+	int refused = sn_refused(ctx, SN_CREATE_COMP_CHANNEL);
+	if (refused) {
+		errno = refused;
+		return NULL;
+	}
 	ch = calloc(1, sizeof(*ch));
 	if (!ch)
 		return NULL;

@@ -41,6 +41,8 @@ struct sn_priv_cq *sn_create_cq(struct ibv_context *context, int cqe, void *cq_c
 	if (cqe < 1 || cqe > SN_MAX_CQE || comp_vector < 0 || comp_vector >= context->num_comp_vectors ||
 		 (channel && channel->context != context))
 		err = EINVAL;
+	if (!err)
+		err = sn_refused(ctx, SN_CREATE_CQ);
 	size = sn_round_pow2(err ? 1 : (uint32_t)cqe);
 	if (!err && !(cq = calloc(1, sizeof(*cq))))
 		err = ENOMEM;
@@ -147,6 +149,9 @@ SN_EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 		return 0;
 	if (atomic_load(&cq->users))
 		return EBUSY;
+	int refused = sn_refused(ctx, SN_DESTROY_CQ);
+	if (refused)
+		return refused;
 	/* every event that was handed out must have been acknowledged */
 	pthread_mutex_lock(&ibv->mutex);
 	while (ibv->comp_events_completed != cq->events_seen || ibv->async_events_completed != cq->async_seen)

@@ -62,6 +62,11 @@ SN_EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 		errno = EPERM;
 		return NULL;
 	}
+	int refused = sn_refused(ctx, SN_ALLOC_PD);
+	if (refused) {
+		errno = refused;
+		return NULL;
+	}
 	pd = new_pd(ctx, 0);
 	return pd ? &pd->ibv : NULL;
 }

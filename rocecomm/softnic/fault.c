@@ -63,6 +63,25 @@ bool sn_fault_decide(struct sn_ctx *ctx, uint32_t qpn, uint32_t op, struct sn_fa
 	return found;
 }
 
+/* The errno with which a control verb fails, or 0. */
+int sn_fault_verb(struct sn_ctx *ctx, enum sn_verb verb)
+{
+	int err = 0;
+	sn_spin(&table_lock);
+	for (unsigned i = 0; i < SN_FAULT_RULES; i++) {
+		struct sn_fault_rule *r = &table[i];
+		if (!concerns(r, ctx) || !(r->verbs & 1u << verb))
+			continue;
+		uint64_t n = r->seen++;
+		if (err || n < r->after || (r->times && r->fired >= r->times) || draw(r->seed, n) >= r->p)
+			continue;
+		r->fired++;
+		err = r->err;
+	}
+	sn_unspin(&table_lock);
+	return err;
+}
+
 /* Is the injection still there? What waits because of it goes on when it is removed. */
 bool sn_fault_still(uint64_t id)
 {

@@ -8,7 +8,7 @@
 
 #define SN_FAULT_RULES 64
 
-enum sn_fault_kind { SN_NO_FAULT, SN_DELAY, SN_DROP, SN_RNR, SN_STATUS, SN_PORT_DOWN, SN_PEER_DEATH, SN_CQ_OVERRUN };
+enum sn_fault_kind { SN_NO_FAULT, SN_DELAY, SN_DROP, SN_RNR, SN_STATUS, SN_PORT_DOWN, SN_PEER_DEATH, SN_CQ_OVERRUN, SN_REFUSE };
 
 #define SN_OP_RECV (1u << 31)
 #define SN_OP(opcode) (1u << (opcode))
@@ -22,7 +22,9 @@ enum sn_fault_kind { SN_NO_FAULT, SN_DELAY, SN_DROP, SN_RNR, SN_STATUS, SN_PORT_
 struct sn_fault_rule {
 	enum sn_fault_kind kind;
 	enum ibv_wc_status status;
-	uint32_t ops;
+	uint32_t ops;	/* of work requests; none for SN_REFUSE */
+	uint32_t verbs;	/* bits of enum sn_verb, for SN_REFUSE */
+	int err;	/* with which they fail */
 	int device;	/* index, -1: any */
 	sn_id context;	/* 0: any of this process */
 	uint32_t qpn;	/* 0: any */

@@ -2,6 +2,7 @@
  * refuses with a sentence that names the part. */
 #define _GNU_SOURCE
 #include <ctype.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <strings.h>
@@ -107,6 +108,7 @@ static bool kind_of(struct word w, struct sn_fault_rule *r)
 		{ "port_down", SN_PORT_DOWN, SN_OP_MESSAGE, 1 },
 		{ "peer_death", SN_PEER_DEATH, SN_OP_MESSAGE, 1 },
 		{ "cq_overrun", SN_CQ_OVERRUN, SN_OP_ANY_SEND, 1 },
+		{ "refuse", SN_REFUSE, 0, 0 },
 	};
 	for (unsigned i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
 		if (is(w, kinds[i].name)) {
@@ -175,6 +177,50 @@ static int take_ops(const struct place *p, struct word value, struct sn_fault_ru
 	return 0;
 }
 
+static int take_verbs(const struct place *p, struct word value, struct sn_fault_rule *r)
+{
+	static const char *const names[SN_VERBS] = {
+		[SN_ALLOC_PD] = "alloc_pd", [SN_REG_MR] = "reg_mr", [SN_DEREG_MR] = "dereg_mr",
+		[SN_CREATE_COMP_CHANNEL] = "create_comp_channel", [SN_CREATE_CQ] = "create_cq",
+		[SN_DESTROY_CQ] = "destroy_cq", [SN_CREATE_SRQ] = "create_srq", [SN_DESTROY_SRQ] = "destroy_srq",
+		[SN_CREATE_QP] = "create_qp", [SN_MODIFY_QP] = "modify_qp", [SN_DESTROY_QP] = "destroy_qp",
+	};
+	struct word rest = value;
+	r->verbs = 0;
+	do {
+		struct word w = part(&rest, '+');
+		unsigned i = 0;
+		if (w.len > 4 && strncasecmp(w.at, "ibv_", 4) == 0)
+			w = (struct word){ w.at + 4, w.len - 4 };
+		while (i < SN_VERBS && !is(w, names[i]))
+			i++;
+		if (i == SN_VERBS)
+			return REFUSE(p, "has verb=%.*s; verbs are alloc_pd, reg_mr, dereg_mr, create_qp, modify_qp, destroy_qp, "
+					 "create_comp_channel, and create_ and destroy_ of cq and srq, several joined by '+'",
+				      w.len, w.at);
+		r->verbs |= 1u << i;
+	} while (rest.len);
+	return 0;
+}
+
+static int take_errno(const struct place *p, struct word value, struct sn_fault_rule *r)
+{
+	static const struct {
+		const char *name;
+		int err;
+	} names[] = { { "EPERM", EPERM }, { "EIO", EIO }, { "EAGAIN", EAGAIN }, { "ENOMEM", ENOMEM }, { "EACCES", EACCES },
+		      { "EFAULT", EFAULT }, { "EBUSY", EBUSY }, { "ENODEV", ENODEV }, { "EINVAL", EINVAL },
+		      { "ENOSPC", ENOSPC }, { "EOPNOTSUPP", EOPNOTSUPP }, { "ETIMEDOUT", ETIMEDOUT } };
+	uint64_t n = 0;
+	for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (is(value, names[i].name))
+			n = (uint64_t)names[i].err;
+	if (!n && (!whole(value, &n) || !n || n > 4095))
+		return REFUSE(p, "has errno=%.*s; it is a number or a name like ENOMEM, EIO, EINVAL, EBUSY", value.len, value.at);
+	r->err = (int)n;
+	return 0;
+}
+
 static int take_setting(const struct place *p, struct word key, struct word value, struct sn_fault_rule *r)
 {
 	static const struct {
@@ -194,6 +240,12 @@ static int take_setting(const struct place *p, struct word key, struct word valu
 			r->ns = (uint64_t)(d * units[i].ns);
 			return 0;
 		}
+	if (r->kind == SN_REFUSE && is(key, "verb"))
+		return take_verbs(p, value, r);
+	if (r->kind == SN_REFUSE && is(key, "errno"))
+		return take_errno(p, value, r);
+	if (r->kind == SN_REFUSE && (is(key, "op") || is(key, "qp")))
+		return REFUSE(p, "is about verbs, so it takes verb= and errno=, not %.*s=", key.len, key.at);
 	if (is(key, "op"))
 		return take_ops(p, value, r);
 	if (is(key, "dev")) {
@@ -209,7 +261,7 @@ static int take_setting(const struct place *p, struct word key, struct word valu
 	}
 	bool known = is(key, "seed") || is(key, "after") || is(key, "times") || is(key, "qp") || is(key, "lost");
 	if (!known)
-		return REFUSE(p, "has %.*s=; it takes op, qp, dev, p, seed, after, times, s, ms, us and lost", key.len, key.at);
+		return REFUSE(p, "has %.*s=; it takes op, qp, dev, p, seed, after, times, s, ms, us and lost, and refuse takes verb and errno", key.len, key.at);
 	if (!whole(value, &n))
 		return REFUSE(p, "has %.*s=%.*s, which is not a whole number", key.len, key.at, value.len, value.at);
 	if (is(key, "seed")) {
@@ -240,7 +292,7 @@ static int parse_rule(const char *origin, struct word text, struct sn_fault_rule
 	*r = (struct sn_fault_rule){ .device = -1, .p = 1 };
 	if (!kind_of(kind, r))
 		return REFUSE(&p, "begins with %.*s, which is no fault; there are delay, drop, rnr, access, port_down, peer_death, "
-				  "cq_overrun and the names of completion statuses", kind.len, kind.at);
+				  "cq_overrun, refuse and the names of completion statuses", kind.len, kind.at);
 	while (text.len) {
 		struct word value = part(&text, ','), key;
 		if (!memchr(value.at, '=', (size_t)value.len))
@@ -251,6 +303,10 @@ static int parse_rule(const char *origin, struct word text, struct sn_fault_rule
 		if (err)
 			return err;
 	}
+	if (r->kind == SN_REFUSE && !r->verbs)
+		return REFUSE(&p, "does not say which verb: add verb=%s", "");
+	if (r->kind == SN_REFUSE && !r->err)
+		r->err = EIO;
 	if (r->kind == SN_DELAY && !r->ns)
 		return REFUSE(&p, "does not say how long: add s=, ms= or us=%s", "");
 	return 0;

@@ -60,6 +60,8 @@ struct ibv_mr *sn_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint64_t 
 	struct sn_vma vma;
 	uint32_t index = 0;
 	int err = sn_foreign(ctx) ? EPERM : check_access(access);
+	if (!err)
+		err = sn_refused(ctx, SN_REG_MR);
 
 	bool demand = access & IBV_ACCESS_ON_DEMAND; /* looked at when it is used */
 	bool everything = demand && !addr && length == SIZE_MAX && !iova;
@@ -145,6 +147,8 @@ SN_EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 	int err;
 	if (sn_foreign(ctx))
 		return 0;
+	if ((err = sn_refused(ctx, SN_DEREG_MR)))
+		return err;
 	if (mr->imported)
 		return sn_because(EINVAL, "an imported region is let go with ibv_unimport_mr; whoever registered it deregisters it");
 	pthread_mutex_lock(&ctx->lock);

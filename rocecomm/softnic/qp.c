@@ -152,6 +152,8 @@ SN_EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_att
 	struct sn_ctx *ctx = sn_ctx_of(pd->context);
 	struct sn_priv_qp *priv = NULL;
 	int err = check_init(ctx, pd, attr);
+	if (!err)
+		err = sn_refused(ctx, SN_CREATE_QP);
 
 	if (!err && !(priv = calloc(1, sizeof(*priv))))
 		err = ENOMEM;
@@ -369,6 +371,8 @@ SN_EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attr, int ma
 	int err;
 	if (sn_foreign(priv->ctx))
 		return EPERM;
+	if ((err = sn_refused(priv->ctx, SN_MODIFY_QP)))
+		return err;
 	pthread_mutex_lock(&priv->ctx->lock);
 	err = modify(priv, attr, mask);
 	pthread_mutex_unlock(&priv->ctx->lock);
@@ -401,6 +405,8 @@ SN_EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	int err;
 	if (sn_foreign(ctx))
 		return 0;
+	if ((err = sn_refused(ctx, SN_DESTROY_QP)))
+		return err;
 	pthread_mutex_lock(&ctx->lock);
 	err = sn_mcast_has(ctx, ibv->qp_num) ? EBUSY : 0;
 	if (!err) {

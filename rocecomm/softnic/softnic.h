@@ -449,6 +449,15 @@ enum ibv_wc_status sn_fault_receive(struct sn_priv_qp *qp);
 void sn_fault_wake(struct sn_seg *seg);
 bool sn_fault_kick(struct sn_ctx *ctx);
 void sn_fault_before_sleep(struct sn_channel *ch);
+enum sn_verb { /* those that can be refused; names in fault_rule.c */
+	SN_ALLOC_PD, SN_REG_MR, SN_DEREG_MR, SN_CREATE_COMP_CHANNEL, SN_CREATE_CQ, SN_DESTROY_CQ, SN_CREATE_SRQ,
+	SN_DESTROY_SRQ, SN_CREATE_QP, SN_MODIFY_QP, SN_DESTROY_QP, SN_VERBS
+};
+int sn_fault_verb(struct sn_ctx *ctx, enum sn_verb verb);
+static inline int sn_refused(struct sn_ctx *ctx, enum sn_verb verb) /* the errno of a fault, 0: none */
+{
+	return sn_faulty() ? sn_fault_verb(ctx, verb) : 0;
+}
 
 /* ---- place.c */
 bool sn_place_lazy(struct sn_ctx *ctx, const struct sn_side *t, struct sn_claim *claim);

@@ -42,6 +42,9 @@ const char *softnic_reason(void);
  *     port_down    the port of the posting context goes down (for s=/ms=/us=, or until softnic_port)
  *     peer_death   the context at the other end is dead for this one from here on
  *     cq_overrun   the send completion queue overruns
+ *     refuse       control verbs fail: verb=A+B (alloc_pd, reg_mr, dereg_mr, create_comp_channel,
+ *                  create_cq, destroy_cq, create_srq, destroy_srq, create_qp, modify_qp, destroy_qp)
+ *                  with errno=E (EIO)
  *     access, or any work completion status (rem_access_err, IBV_WC_GENERAL_ERR, ...)
  *                  the request ends with it
  *

@@ -18,6 +18,8 @@ SN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 	}
 	if (!init->attr.max_wr || init->attr.max_wr > SN_MAX_WR || sge > SN_MAX_SGE)
 		err = EINVAL;
+	else if ((err = sn_refused(ctx, SN_CREATE_SRQ)))
+		;
 	else if (!(srq = calloc(1, sizeof(*srq))))
 		err = ENOMEM;
 	if (!err) {
@@ -102,6 +104,9 @@ SN_EXPORT int ibv_destroy_srq(struct ibv_srq *ibv)
 		return 0;
 	if (atomic_load(&srq->users))
 		return EBUSY;
+	int refused = sn_refused(ctx, SN_DESTROY_SRQ);
+	if (refused)
+		return refused;
 	pthread_mutex_lock(&ibv->mutex);
 	while (ibv->events_completed != srq->async_seen)
 		pthread_cond_wait(&ibv->cond, &ibv->mutex);

@@ -153,7 +153,7 @@ def _text(kind, settings):
 
 
 def inject(kind, *, Context context=None, device=None, qp=None, op=None, p=None, seed=None, after=None,
-           times=None, seconds=None, lost=None):
+           times=None, seconds=None, lost=None, verb=None, errno=None):
     """Puts fault rules in force in this process: :class:`Fault`, also a context manager.
 
     `kind` is ``"delay"``, ``"drop"``, ``"rnr"``, ``"access"``, ``"port_down"``,
@@ -169,6 +169,9 @@ def inject(kind, *, Context context=None, device=None, qp=None, op=None, p=None,
     `seconds`: how long a delay lasts (needed), an RNR state or a port that is down (default:
     until the retries are used up; until :func:`port_up`). `lost`: how many transmissions in a row
     a drop takes (default: all, which ends in IBV_WC_RETRY_EXC_ERR after the transport timeout).
+
+    ``"refuse"`` makes control verbs fail: `verb` is ``"reg_mr"``, ``"create_qp"``, ... or a list of
+    them, `errno` the error number or its name (default EIO).
 
     Raises VerbsError, with a sentence that names the part, for what cannot be used (EINVAL),
     for more than 64 rules (ENOSPC) and for a device that is not a soft one (EOPNOTSUPP).
@@ -195,7 +198,9 @@ def inject(kind, *, Context context=None, device=None, qp=None, op=None, p=None,
         ("after", None if after is None else _whole(after, "after")),
         ("times", None if times is None else _whole(times, "times")),
         ("s", None if seconds is None else _number(seconds, "seconds")),
-        ("lost", None if lost is None else _whole(lost, "lost"))))
+        ("lost", None if lost is None else _whole(lost, "lost")),
+        ("verb", None if verb is None else _op(verb)),
+        ("errno", errno if errno is None or isinstance(errno, str) else _whole(errno, "errno"))))
     raw = text.encode()
     if b"\0" in raw:
         raise ValueError("a fault rule cannot have a zero byte in it")

@@ -1,11 +1,13 @@
 """rocecomm.verbs.soft: faults by request from Python, their counters, and what is refused."""
 
 import errno
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
@@ -251,3 +253,50 @@ def test_import_loads_no_library():
         assert "pytest" not in sys.modules and "rocecomm.testing" not in sys.modules
         assert "libsoftnic" not in open("/proc/self/maps").read()"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_control_verbs_refused(soft_device, soft_faults):
+    """The nth call of a verb fails with the errno that was asked for; the next one does not."""
+    pd = v.PD(soft_device)
+    cq = v.CQ(soft_device, 8)
+    acts = {
+        "alloc_pd": lambda: v.PD(soft_device).close(),
+        "reg_mr": lambda: v.MR(pd, bytearray(64)).close(),
+        "dereg_mr": lambda: v.MR(pd, bytearray(64)).close(),
+        "create_comp_channel": lambda: v.CompChannel(soft_device).close(),
+        "create_cq": lambda: v.CQ(soft_device, 4).close(),
+        "destroy_cq": lambda: v.CQ(soft_device, 4).close(),
+        "create_srq": lambda: v.SRQ(pd, 4).close(),
+        "destroy_srq": lambda: v.SRQ(pd, 4).close(),
+        "create_qp": lambda: v.QP(pd, cq).close(),
+        "modify_qp": lambda: qp.to_init(),
+        "destroy_qp": lambda: v.QP(pd, cq).close(),
+    }
+    qp = v.QP(pd, cq)
+    for verb, act in acts.items():
+        fault = soft_faults("refuse", verb=verb, errno="ENOSPC", after=1, times=1)
+        act()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)        # what a refused destroy leaves
+            with pytest.raises(VerbsError, match="ibv_" + verb) as caught:
+                act()
+            caught.value.__traceback__ = None
+            gc.collect()
+        assert (caught.value.errno, caught.value.verb) == (errno.ENOSPC, "ibv_" + verb)
+        act()
+        assert fault.hit == 1
+    with soft_faults("refuse", verb=["reg_mr", "create_cq"]) as fault:
+        for act in (acts["reg_mr"], acts["create_cq"], acts["reg_mr"]):
+            with pytest.raises(VerbsError) as caught:
+                act()
+            assert caught.value.errno == errno.EIO
+    assert fault.hit == 3
+
+
+@pytest.mark.parametrize("rule, words", [
+    ("refuse", "add verb="), ("refuse:verb=post_send", "verbs are alloc_pd"),
+    ("refuse:verb=reg_mr,errno=EWHAT", "errno=EWHAT"), ("refuse:op=send", "takes verb="),
+    ("drop:verb=reg_mr", "takes op")])
+def test_refusals_that_make_no_sense(rule, words):
+    with pytest.raises(VerbsError, match=words):
+        soft.inject(rule)
