@@ -117,7 +117,9 @@ def dies_in(comm, name):
     remote = bytes(descriptor[:n])
     others = comm.size > 2
     wait = waits(comm, 1, remote)[name]
-    with pytest.raises(PeerDeadError) as caught:
+    # kernel Soft-RoCE takes the regions of a dying process away before its queue pairs
+    early = (rocecomm.CompletionError,) if name in ONE_SIDED else ()
+    with pytest.raises((PeerDeadError, *early)) as caught:
         wait(None)
     assert "rank 1" in str(caught.value)
     begin = time.monotonic()
