@@ -1,8 +1,10 @@
 """Lanes: order with messages, requests that fail alone, death and close (D4, D5, F4)."""
 
+import asyncio
 import hmac
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from regions import swap
 from worlds import Died, run_world
 
-from rocecomm import ClosedError, CompletionError, PeerDeadError, RocecommError, TimeoutError
+from rocecomm import ANY_SOURCE, ClosedError, CompletionError, PeerDeadError, RocecommError, TimeoutError
 from rocecomm.enums import WCStatus
 
 # ----------------------------------------------------------------------------------- D5
@@ -350,3 +352,91 @@ def full_window(comm, n, seen):
 
 def test_unread_notifications_are_bounded(tmp_path):
     run_world(2, full_window, 65600, tmp_path / "seen", device="soft0", timeout=40)
+
+
+# --------------------------------------------------------------------- threads, asyncio
+
+def threads(comm, n):
+    """Four threads of each rank use the same lanes, and messages as well."""
+    other = 1 - comm.rank
+    page = np.zeros(4 << 12, "u1")
+    cells = np.zeros(4, "u8")
+    remote, counters = swap(comm, comm.register(page)), swap(comm, comm.register(cells))
+    errors = []
+
+    def work(k):
+        rng = np.random.default_rng(k)
+        back, word = np.zeros(4096, "u1"), np.zeros(1, "u8")
+        try:
+            for i in range(n):
+                size = int(rng.integers(1, 4096))
+                comm.write(np.full(size, i & 255, "u1"), remote, 4096 * k)
+                comm.read(back[:size], remote, 4096 * k)
+                assert (back[:size] == i & 255).all()
+                assert comm.fetch_add(counters, 8 * k, 1) == i
+                request = comm.isend(np.full(1, i, "u8"), other, tag=k)
+                comm.recv(word, other, tag=k)
+                assert word[0] == i and request.wait() == 8
+                comm.writev(back, remote, [0, 10], [4096 * k, 4096 * k + 64], [8, 16])
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    running = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    comm.barrier()
+    assert not errors and cells.tolist() == [n] * 4
+
+
+def test_threads_share_the_lanes(world, scale):
+    world(2, threads, scale.rounds(200, 10))
+
+
+def awaited(comm, n):
+    cells = np.zeros(2, "u8")
+    remote = swap(comm, comm.register(cells))
+
+    async def one(k):
+        return [await comm.ifetch_add(remote, 0, 1) for _ in range(n)]
+
+    async def main():
+        assert await comm.iwrite(np.full(1, 5, "u8"), remote, 8) == 8
+        return await asyncio.gather(*(one(k) for k in range(3)))
+
+    seen = sorted(sum(asyncio.run(main()), []))
+    assert seen == list(range(3 * n))
+    comm.barrier()
+    assert cells.tolist() == [3 * n, 5]
+
+
+def test_one_sided_requests_are_awaited(world, scale):
+    world(2, awaited, scale.rounds(100, 5))
+
+
+def gathered(comm, n):
+    """Notifications of several ranks: each rank's in order, and who sent which."""
+    remote = None
+    page = np.zeros(64, "u1")
+    reg = comm.register(page)
+    if comm.rank == 0:
+        for other in range(1, comm.size):
+            comm.send(reg.descriptor(), other)
+        told = []
+        while len(told) < n * (comm.size - 1):
+            told += comm.wait_notify(ANY_SOURCE, with_source=True)
+        for other in range(1, comm.size):
+            assert [value for rank, value in told if rank == other] == list(range(n))
+    else:
+        descriptor = bytearray(64)
+        comm.recv(descriptor, 0)
+        remote = comm.open(descriptor)
+        for i in range(n):
+            comm.iwrite(bytes([i & 255]) * 8, remote, 8 * comm.rank, notify=i)
+    comm.barrier()
+
+
+def test_notifications_of_any_source(world, scale):
+    world(3, gathered, scale.rounds(300, 20))
