@@ -2,7 +2,7 @@
 """make bench: rocecomm side by side with its competitors, turn by turn in one run.
 
     python benchmarks/run.py [--rows REGEX] [--rounds N] [--device soft0]
-                             [--json FILE] [--markdown FILE] [--plot FILE] [--check] [--list]
+                             [--json FILE] [--with FILE] [--markdown FILE] [--plot FILE] [--check] [--list]
 
 Every group of rows is a module of benchmarks/ (README.md there says how one is written). In every
 round all competitors take their turn, and sleep while the others are measured. Printed are medians
@@ -64,6 +64,19 @@ def run(modules, rounds, device, pattern):
     return results
 
 
+def completed(modules, results, earlier):
+    """``results`` with the rows of an earlier run that they lack, in the modules' order."""
+    merged = []
+    for module in modules:
+        rows = [row for m, rows, _ in results if m is module for row in rows]
+        have = {row["name"] for row in rows}
+        rows += [row for row in earlier if row["name"] in module.ROWS and row["name"] not in have]
+        failures = [text for m, _, failures in results if m is module for text in failures]
+        if rows or failures:
+            merged.append((module, sorted(rows, key=lambda row: module.ROWS.index(row["name"])), failures))
+    return merged
+
+
 def parser():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--rows", default="", help="regular expression on the rows' names")
@@ -72,6 +85,8 @@ def parser():
     p.add_argument("--json", help="write all figures to this file")
     p.add_argument("--markdown", help="put the tables into this page")
     p.add_argument("--plot", help="draw latency by size into this file (svg or png)")
+    p.add_argument("--with", dest="earlier", action="append", default=[], metavar="FILE",
+                   help="rows of an earlier --json, for those that are not measured now")
     p.add_argument("--groups", default=",".join(GROUPS), help="modules of benchmarks/, by commas")
     p.add_argument("--check", action="store_true", help="exit status 1 if a target is missed")
     p.add_argument("--list", action="store_true", help="only list the rows")
@@ -89,6 +104,8 @@ def main(argv=None):
     head = f"Machine: {page.machine(args.device)}."
     print(f"{head}\n{args.rounds} rounds, load {os.getloadavg()[0]:.1f}")
     results = run(modules, args.rounds, args.device, args.rows)
+    for path in args.earlier:
+        results = completed(modules, results, json.loads(Path(path).read_text())["rows"])
     rows = [row for _, rows, _ in results for row in rows]
     failures = [failure for *_, failures in results for failure in failures]
     judged = [row for row in rows if row["pass"] is not None]

@@ -85,3 +85,15 @@ def test_a_page_without_marks_is_refused(tmp_path):
     (tmp_path / "x.md").write_text("nothing")
     with pytest.raises(SystemExit, match="lacks the lines"):
         page.write(tmp_path / "x.md", "make bench", "text")
+
+
+def test_rows_of_earlier_runs_complete_a_page():
+    modules = run.load(("messages", "memory"))
+    first, second = modules[0].ROWS[:2]
+    row = lambda name, value: figures.row(name, "us", [value], [1], "them")     # noqa: E731
+    now = [(modules[0], [row(second, 2)], ["why"])]
+    earlier = [row(first, 1), row(second, 9), row(modules[1].ROWS[0], 5), row("gone", 7)]
+    merged = run.completed(modules, now, earlier)
+    assert [(m, [r["name"] for r in rows], failures) for m, rows, failures in merged] == [
+        (modules[0], [first, second], ["why"]), (modules[1], [modules[1].ROWS[0]], [])]
+    assert merged[0][1][1]["ours"]["median"] == 2
