@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)      # in place of benchmarks/ itself, whose names are not to be imported
 
-from benchmarks import figures, page, processes  # noqa: E402
+from benchmarks import figures, page  # noqa: E402
 
 #: the groups of ``make bench``, in the page's order
 GROUPS = ("messages", "bandwidth", "verbs_python", "asyncio_pingpong", "vectored_read", "memory")
@@ -39,8 +39,8 @@ def load(names):
 
 
 def run(modules, rounds, device, pattern):
-    """Measures and prints; returns [(module, rows, failures)]."""
-    results = []
+    """Measures and prints; returns [(module, rows, failures)] and whether a group failed."""
+    results, broken = [], False
     wanted = lambda name: re.search(pattern, name) is not None   # noqa: E731
     print(page.line(page.HEAD), flush=True)
     for module in modules:
@@ -56,12 +56,16 @@ def run(modules, rounds, device, pattern):
                     continue
                 rows.append(row)
                 print(page.line(figures.cells(row)) + (f"  {row['note']}" if row["note"] else ""), flush=True)
-        except (figures.Missing, processes.Failed) as failure:
-            failures.append(str(failure))
-            print(f"not measured: {failure}", flush=True)
+        except figures.Missing as why:
+            failures.append(str(why))
+            print(f"not measured: {why}", flush=True)
+        except Exception as failure:  # noqa: BLE001 (shown, and the exit status; the other groups go on)
+            failures.append(f"{module.TITLE} failed: {failure}")
+            print(f"FAILED: {failure}", flush=True)
+            broken = True
         print(f"   {time.monotonic() - start:.0f} s", flush=True)
         results.append((module, rows, failures))
-    return results
+    return results, broken
 
 
 def completed(modules, results, earlier):
@@ -102,8 +106,9 @@ def main(argv=None):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))     # so that nothing stays behind
     start = time.monotonic()
     head = f"Machine: {page.machine(args.device)}."
-    print(f"{head}\n{args.rounds} rounds, load {os.getloadavg()[0]:.1f}")
-    results = run(modules, args.rounds, args.device, args.rows)
+    busy = f"load average at the start {os.getloadavg()[0]:.1f}"
+    print(f"{head}\n{args.rounds} rounds, {busy}")
+    results, broken = run(modules, args.rounds, args.device, args.rows)
     for path in args.earlier:
         results = completed(modules, results, json.loads(Path(path).read_text())["rows"])
     rows = [row for _, rows, _ in results for row in rows]
@@ -112,7 +117,7 @@ def main(argv=None):
     missed = [row for row in judged if not row["pass"]]
     print(f"{len(judged) - len(missed)} of {len(judged)} rows with a target pass, {len(missed)} miss it, "
           f"{len(failures)} could not be measured; {time.monotonic() - start:.0f} s")
-    head += f" Medians of {args.rounds} rounds, in brackets the 10th and 90th percentile."
+    head += f" Medians of {args.rounds} rounds, in brackets the 10th and 90th percentile; {busy}."
     if args.json:
         Path(args.json).write_text(json.dumps(
             {"machine": head, "device": args.device, "rounds": args.rounds, "failures": failures,
@@ -125,7 +130,7 @@ def main(argv=None):
         plot.draw(rows, args.plot)
     if not rows:
         return 2
-    return 1 if args.check and missed else 0
+    return 1 if broken or (args.check and missed) else 0
 
 
 if __name__ == "__main__":
