@@ -50,19 +50,20 @@ def draw(rows, out):
     for name, points in found.items():
         sizes = sorted(points)
         style = {"color": COLOURS.get(name, "black"), "label": name, "marker": ".",
-                 "linewidth": 2.2 if name == "rocecomm" else 1.2}
+                 "linewidth": 2.2 if name == "rocecomm" else 1.2, "zorder": 3 if name == "rocecomm" else 2}
         axes[0].plot(sizes, [points[s] for s in sizes], **style)
         axes[1].plot(sizes, [s / points[s] / 1e3 for s in sizes], **style)
-    units = ((1 << 20, "Mi"), (1 << 10, "Ki"))
+    units = ((1 << 20, "M"), (1 << 10, "K"))
     for ax, title in zip(axes, ("half round trip in µs", "bytes / half round trip, in GB/s"), strict=True):
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.xaxis.set_major_locator(FixedLocator(list(SIZES.values())))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(FuncFormatter(lambda b, _: next(
-            (f"{b / unit:g} {letter}B" for unit, letter in units if b >= unit), f"{b:g} B")))
+            (f"{b / unit:g}{letter}" for unit, letter in units if b >= unit), f"{b:g}")))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
         ax.grid(True, color="#e5e5e5", linewidth=0.6)
+        ax.set_xlabel("message size in bytes")
         ax.set_title(title, loc="left")
         ax.legend(frameon=False, fontsize=8)
     figure.savefig(out, metadata={"Date": None} if str(out).endswith(".svg") else None)
