@@ -43,14 +43,14 @@ def every_cut(comm, sizes, rounds):
 
 def test_lists_of_every_size_and_cut(world, scale):
     sizes = scale.sizes(0, 1, 9, 300, 600, 8000, 8192, 8193, 20000, 300000, 20 << 20)
-    world(2, every_cut, sizes, scale.rounds(9, 3), timeout=50)
+    world(2, every_cut, sizes, scale.rounds(9, 2), timeout=50)
 
 
 @pytest.mark.parametrize("limits", [
     {"ROCECOMM_SOFT_MAX_MSG": "4096"}, {"ROCECOMM_EAGER_LIMIT": "0"},
     {"ROCECOMM_UNEXPECTED_LIMIT": "0", "ROCECOMM_PEER_CREDITS": "2", "ROCECOMM_RECV_POOL": "16"}])
 def test_lists_at_the_limits(world, scale, limits):
-    world(2, every_cut, [0, 700, 4000, 4096, 12289, 100000], scale.rounds(9, 3), env=limits)
+    world(2, every_cut, [0, 700, 4000, 4096, 12289, 100000], scale.rounds(9, 2), env=limits)
 
 
 def many_pieces(comm, n):

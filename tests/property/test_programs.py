@@ -78,13 +78,13 @@ LIMITS = {
 
 
 def options(name, scale):
-    return {"length": 60 if scale.share == 1 else 30, "largest": min(scale.bytes, 1 << 20) >> (
+    return {"length": 60 if scale.share == 1 else 25, "largest": min(scale.bytes, 1 << 20) >> (
         0 if scale.share == 1 else 3), "stored": name in ("usual", "short messages")}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_random_programs(world, scale, ranks):
-    programs(world, min(ranks, scale.ranks), range(1000 * ranks, 1000 * ranks + scale.rounds(8, 2)),
+    programs(world, min(ranks, scale.ranks), range(1000 * ranks, 1000 * ranks + scale.rounds(8, 1)),
              **options("usual", scale))
 
 
