@@ -46,6 +46,13 @@ def test_parameter_server_page(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
+def test_memory_page(device, tmp_path):
+    (tmp_path / "memory.py").write_text(programs(DOCS / "how-to/memory.md")["memory.py"])
+    done = run(tmp_path / "memory.py", 2, device)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout == "10.0\n"
+
+
 def test_one_sided_page(device, tmp_path):
     (tmp_path / "regions.py").write_text(programs(DOCS / "how-to/one-sided.md")["regions.py"])
     done = run(tmp_path / "regions.py", 2, device)

@@ -36,6 +36,8 @@ cdef class Base:
     cdef bytes secret           # key for descriptors, made from the job's secret
     cdef uint64_t generation    # registrations made so far
     cdef list held              # MRs that a stopped peer kept from being deregistered
+    cdef readonly uint64_t staged           # bytes in copies of read-only memory, now and at most
+    cdef readonly uint64_t staged_most
     cdef dict remotes           # descriptor -> RemoteBuffer, of those opened last
     cdef object info            # what wire-up agreed on, for people
     cdef double seconds

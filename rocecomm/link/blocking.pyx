@@ -15,7 +15,7 @@ from rocecomm.link.core cimport (
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.peer cimport eager_credit, post_message
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
-from rocecomm.link.region cimport covering
+from rocecomm.link.region cimport covering, lend_read_only
 from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
 from rocecomm.link.wire cimport EAGER, rc_header
 from rocecomm.verbs.buffer cimport Buffer
@@ -100,11 +100,15 @@ cdef object send_slowly(Base g, object buf, object held, int peer, uint64_t tag,
     cdef bint many = type(held) is PieceList
     if many:
         (<PieceList>held).measure(&m)
-    elif not plain or (g.cache is not None and m.n > e.eager_limit):
+    elif not plain or ((g.cache is not None or not g.reg_free) and m.n > e.eager_limit):
         plain = False
         held = hold(buf if held is None else held, False, &m)
         if m.n > e.eager_limit:
             entry = covering(g, buf, held, IBV_ACCESS_REMOTE_READ)
+            if (entry is None and not g.reg_free and peer != e.rank
+                    and (<Buffer>held).readonly):
+                held, entry = lend_read_only(g, held, 0, m.n)
+                m.ptr = (<Buffer>held).ptr
     g.enter()
     r = req_new(e)
     if r == NULL:

@@ -47,4 +47,7 @@ cdef RemoteBuffer remote_arg(Base g, object remote, str what)
 # the registration to use for a transfer from (need REMOTE_READ) or into (LOCAL_WRITE) the
 # memory of `buf`, which `held` holds: a Registration, an entry of the cache, or None
 cdef object covering(Base g, object buf, Buffer held, int need)
+# where registering costs something: a read-only buffer that goes out, with its registration;
+# (a copy, None) where the kernel does not register it, (held, None) where the request shall try
+cdef tuple lend_read_only(Base g, Buffer held, Py_ssize_t offset, Py_ssize_t nbytes)
 cdef void retry_held(Base g) noexcept

@@ -6,6 +6,7 @@ from rocecomm.enums import AccessFlags
 from rocecomm.verbs.buffer import Lender
 
 DESCRIPTOR_SIZE: int
+STAGED_MAX: int
 
 class Registration:
     @property

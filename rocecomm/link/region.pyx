@@ -21,9 +21,16 @@ from rocecomm.verbs.mr cimport MR
 import hmac
 import operator
 import struct
+import weakref
+from errno import EFAULT
+
+import numpy as np
 
 from ..enums import AccessFlags
 from ..errors import ClosedError, VerbsError
+
+#: Bytes of read-only memory that a rank sends from copies at a time, see `lend_read_only`.
+STAGED_MAX = 256 << 20
 
 #: Size of a descriptor in bytes.
 DESCRIPTOR_SIZE = 64
@@ -399,3 +406,32 @@ cdef object covering(Base g, object buf, Buffer held, int need):
             return reg.registration
         return None
     return g.cache.find(held) if g.cache is not None else None
+
+
+cdef tuple lend_read_only(Base g, Buffer held, Py_ssize_t offset, Py_ssize_t nbytes):
+    """Linux before 6.2 does not register a file that is mapped read-only and shared, as
+    numpy.memmap(mode="r") does. Such a message goes out from a copy, up to STAGED_MAX bytes in all."""
+    cdef Registration registration = Registration.__new__(Registration)
+    registration.engine = g
+    part = memoryview(held)[offset:offset + nbytes]
+    try:
+        registration.mr = MR(g.pd, part, IBV_ACCESS_REMOTE_READ)
+        return held, registration
+    except VerbsError as error:
+        if error.errno != EFAULT or g.staged + nbytes > STAGED_MAX:
+            return held, None           # the request finds out, and says why
+    if g.staged_most == 0:
+        g.config.logger().warning(
+            "memory that is mapped read-only and shared (numpy.memmap mode 'r') is sent from a copy, "
+            "as this kernel does not register it; map it copy-on-write (mode 'c') to send it in place")
+    copy = np.frombuffer(part, np.uint8).copy()
+    g.staged += nbytes
+    g.staged_most = max(g.staged_most, g.staged)
+    weakref.finalize(copy, _unstage, weakref.ref(g), nbytes).atexit = False
+    return acquire(copy, False), None
+
+
+def _unstage(engine, nbytes):
+    cdef Base g = engine()
+    if g is not None:
+        g.staged -= nbytes

@@ -10,8 +10,9 @@ from rocecomm.link.core cimport (
 from rocecomm.link.lane_post cimport unpost_one
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
-from rocecomm.link.region cimport covering
+from rocecomm.link.region cimport covering, lend_read_only
 from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
+from rocecomm.verbs.buffer cimport Buffer
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_mr
 
 from ..config import USE_CONFIG
@@ -252,6 +253,12 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
     elif <uint64_t>nbytes > engine.e.eager_limit:
         q.entry = covering(engine, buf, q.buffer,
                            IBV_ACCESS_LOCAL_WRITE if receiving else IBV_ACCESS_REMOTE_READ)
+        if (q.entry is None and not receiving and not engine.reg_free and peer != engine.rank
+                and (<Buffer>q.buffer).readonly):
+            lent = q.buffer
+            q.buffer, q.entry = lend_read_only(engine, lent, offset, nbytes)
+            if q.buffer is not lent:
+                m.ptr, offset = (<Buffer>q.buffer).ptr, 0
     engine.enter()
     r = req_new(engine.e)
     if r == NULL:
