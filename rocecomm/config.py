@@ -21,7 +21,7 @@ __all__ = ["Config", "WIRE_VERSION", "USE_CONFIG", "check_timeout", "unknown_var
            "warn_of_unknown_variables"]
 
 #: Version of everything that ranks exchange. Ranks of different versions do not join.
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 #: A year. A longer timeout is taken for a mistake (milliseconds, nanoseconds); ``None``
 #: is how one says "wait for ever".

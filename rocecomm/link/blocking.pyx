@@ -5,7 +5,6 @@ The GIL stays held until there is something to wait for, so an ordinary array ne
 export up to then.
 """
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memset
 from rocecomm.link.base cimport Base, hold, mem_t, plain_array
 from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
@@ -17,7 +16,7 @@ from rocecomm.link.peer cimport eager_credit, post_message
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
 from rocecomm.link.region cimport covering, lend_read_only
 from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
-from rocecomm.link.wire cimport EAGER, rc_header
+from rocecomm.link.wire cimport EAGER, FLAG_SHORT, rc_header
 from rocecomm.verbs.buffer cimport Buffer
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_mr
 
@@ -37,8 +36,10 @@ cdef extern from "Python.h":
     PyThreadState *PyThreadState_Next(PyThreadState *) noexcept
 
 cdef enum:
-    # Polls with the GIL held before a receive prepares to wait: about 2 microseconds.
+    # Polls with the GIL and the mutex held before a receive prepares to wait: about 2 microseconds;
+    # where nobody else can want either or the CPU, for so long: a message and its answer take less.
     QUICK_POLLS = 100
+    QUICK_NS = 20000
 
 cdef int64_t WITHDRAW_GRACE = 1000000000
 
@@ -48,6 +49,22 @@ cdef inline bint only_thread() noexcept:
     cdef PyThreadState *first = PyInterpreterState_ThreadHead(
         PyThreadState_GetInterpreter(PyThreadState_Get()))
     return PyThreadState_Next(first) == NULL
+
+
+cdef void poll_quickly(engine_t *e, req_t *r) noexcept:
+    """The common case: what is waited for comes in a few microseconds."""
+    cdef int i = 0
+    cdef int64_t until = 0
+    while r.state != S_DONE and not e.more:
+        poll_once(e, False)
+        i += 1
+        if i >= QUICK_POLLS and i & 15 == 0:
+            if until == 0:
+                if e.spin_turns < 200 or rc_now() < e.crowded or not only_thread():
+                    return
+                until = rc_now() + QUICK_NS
+            elif e.want or rc_now() > until:
+                return
 
 
 cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except -1:
@@ -69,12 +86,12 @@ cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except
     p = &e.peers[peer]
     if (m.n <= e.eager_limit and p.state == P_READY and p.sends.head == NULL
             and eager_credit(p)):
-        memset(&h, 0, sizeof(h))
         h.kind = EAGER
-        h.tag = tag
-        h.size = m.n
+        h.flags = FLAG_SHORT
         h.dtype = m.dtype
+        h.tag = tag
         h.seq = p.send_seq
+        h.group = 0
         rc = post_message(e, p, &h, m.ptr, m.n)
         if rc == 1:
             p.send_seq += 1
@@ -185,7 +202,6 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
     cdef req_t *r
     cdef int64_t deadline
     cdef int result
-    cdef int i
     cdef Py_ssize_t got
     cdef object entry = None
     if not plain_array(buf, True, &m):
@@ -215,11 +231,7 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
     if held is not None and type(held) is PieceList:
         (<PieceList>held).give(r)
     start_receive(e, r, False)
-    i = 0
-    # the common case in a few microseconds: with the GIL, without an export
-    while r.state != S_DONE and i < QUICK_POLLS and not e.more:
-        poll_once(e, False)
-        i += 1
+    poll_quickly(e, r)                  # with the GIL, so without an export
     if r.state == S_DONE and r.status == R_OK:
         got = r.got
         req_free(e, r)

@@ -20,7 +20,7 @@ from rocecomm.link.lane cimport end_lane
 from rocecomm.link.lend cimport give_back
 from rocecomm.link.match cimport end_probes
 from rocecomm.link.wire cimport (
-    ABORT, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION, RECALL, ANSWER_OK, rc_header)
+    ABORT, CREDIT, DONE, EAGER, GOODBYE, RC_MAGIC, RC_VERSION, RECALL, ANSWER_OK, header_size, rc_header)
 from rocecomm.verbs.libibverbs cimport (
     IBV_QPS_ERR, IBV_QP_STATE, IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_RDMA_READ,
     IBV_WR_RDMA_WRITE, IBV_WR_SEND, IBV_WC_WR_FLUSH_ERR, ibv_post_send, ibv_post_srq_recv,
@@ -80,7 +80,8 @@ cdef int post_message(engine_t *e, peer_t *p, rc_header *h, const char *payload,
     cdef ibv_send_wr wr
     cdef uint32_t slot = <uint32_t>NO_SLOT
     cdef char *place
-    cdef bint small = sizeof(rc_header) + n <= p.max_inline
+    cdef uint32_t head = <uint32_t>header_size(h)
+    cdef bint small = head + n <= p.max_inline
     if p.sq_head - p.sq_tail >= p.sq_depth or (not small and e.n_send_free == 0):
         return 0
     fill_header(e, p, h)
@@ -90,7 +91,7 @@ cdef int post_message(engine_t *e, peer_t *p, rc_header *h, const char *payload,
     if small:
         wr.send_flags = IBV_SEND_INLINE
         sge[0].addr = <uint64_t>h
-        sge[0].length = sizeof(rc_header)
+        sge[0].length = head
         sge[0].lkey = 0
         if n:
             sge[1].addr = <uint64_t>payload
@@ -102,11 +103,11 @@ cdef int post_message(engine_t *e, peer_t *p, rc_header *h, const char *payload,
         e.n_send_free -= 1
         slot = e.send_free[e.n_send_free]
         place = slot_addr(e, slot)
-        memcpy(place, h, sizeof(rc_header))
-        if n and payload != place + sizeof(rc_header):     # gathered there already
-            memcpy(place + sizeof(rc_header), payload, n)
+        memcpy(place, h, head)
+        if n and payload != place + head:       # gathered there already
+            memcpy(place + head, payload, n)
         sge[0].addr = <uint64_t>place
-        sge[0].length = <uint32_t>(sizeof(rc_header) + n)
+        sge[0].length = head + <uint32_t>n
         sge[0].lkey = e.slots_lkey
     if post_wr(e, p, &wr, Q_INLINE if small else Q_SLOT, slot, 0, <uint32_t>n, not small) != 0:
         if not small:

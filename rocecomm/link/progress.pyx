@@ -26,8 +26,8 @@ from rocecomm.link.rendezvous cimport (
 from rocecomm.link.store cimport store_get
 from rocecomm.link.wire cimport (
     ABORT, ANNOUNCE, ANSWER_MISMATCH, CYCLE, CYCLE_YES, DONE, EAGER, FLAG_BLOCKING, FLAG_LIST,
-    GOODBYE, LANE_READY, LANE_RESET, NOTED, RC_MAGIC, RC_VERSION, RECALL, RETURN, WITHDRAW, WITHDRAWN,
-    rc_header)
+    FLAG_SHORT, GOODBYE, LANE_READY, LANE_RESET, NOTED, RC_MAGIC, RC_SHORT, RC_VERSION, RECALL, RETURN, WITHDRAW,
+    WITHDRAWN, header_size, rc_header)
 from rocecomm.verbs.libibverbs cimport (
     IBV_WC_RECV, IBV_WC_SUCCESS, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc)
 
@@ -69,6 +69,8 @@ cdef peer_t *peer_by_qpn(engine_t *e, uint32_t qpn) noexcept nogil:
 
 cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
     cdef rc_header *h = <rc_header *>slot_addr(e, slot)
+    cdef rc_header whole                # of one that came short
+    cdef const char *payload
     cdef peer_t *p
     cdef req_t *r
     cdef unx_t *u
@@ -80,7 +82,8 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         if p != NULL:
             break_peer(e, p, wc.status, IBV_WC_RECV, wc.vendor_err, 0, e.slot_size)
         return
-    if (wc.byte_len < sizeof(rc_header) or h.magic != RC_MAGIC or h.version != RC_VERSION
+    if (wc.byte_len < RC_SHORT or h.magic != RC_MAGIC or h.version != RC_VERSION
+            or wc.byte_len < header_size(h) or (h.flags & FLAG_SHORT and h.kind != EAGER)
             or h.instance != e.instance or h.source >= <uint32_t>e.size
             or e.peers[h.source].qp == NULL or e.peers[h.source].qpn != wc.qp_num):
         if on_lane_message(e, wc, slot):    # a notification: the slot holds nothing
@@ -88,6 +91,12 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         e.strangers += 1
         repost_slot(e, slot)
         return
+    payload = <const char *>h + header_size(h)
+    if h.flags & FLAG_SHORT:
+        memcpy(&whole, h, RC_SHORT)
+        memset(<char *>&whole + RC_SHORT, 0, sizeof(rc_header) - RC_SHORT)
+        whole.size = wc.byte_len - RC_SHORT
+        h = &whole
     p = &e.peers[h.source]
     p.eager_acked = h.eager_back
     p.ctrl_acked = h.ctrl_back
@@ -95,7 +104,7 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         mark_dirty(e, p)
     if h.kind == EAGER or h.kind == ANNOUNCE:
         if h.seq != p.recv_seq or (h.kind == EAGER and
-                                   h.size + sizeof(rc_header) != wc.byte_len):
+                                   h.size + header_size(h) != wc.byte_len):
             e.strangers += 1
             repost_slot(e, slot)
             break_peer(e, p, -2, IBV_WC_RECV, 0, 0, h.size)
@@ -111,9 +120,9 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         r = match_posted(e, p, h)
         if r != NULL:
             if h.kind == EAGER:
-                deliver(e, p, r, h, <const char *>h + sizeof(rc_header))
+                deliver(e, p, r, h, payload)
             else:
-                accept(e, p, r, h, <const char *>h + sizeof(rc_header))
+                accept(e, p, r, h, payload)
             free_slot(e, p, slot, h.kind)
             return
         u = unx_new(e)
@@ -133,7 +142,7 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
         elif p.in_slots >= p.grant // 2 and e.stored + h.size <= e.stored_limit:
             u.copy = store_get(&e.store, h.size)
             if u.copy != NULL:
-                memcpy(u.copy, <char *>h + sizeof(rc_header), h.size)
+                memcpy(u.copy, payload, h.size)
                 e.stored += h.size
                 free_slot(e, p, slot, EAGER)
         if u.h.kind == EAGER and u.copy == NULL:

@@ -26,7 +26,8 @@ from rocecomm.link.pull cimport copy_self, learn, post_gathered, post_table, pul
 from rocecomm.link.store cimport store_get
 from rocecomm.link.wire cimport (
     ANNOUNCE, ANSWER_FAILED, ANSWER_MISMATCH, ANSWER_OK, ANSWER_TRUNCATED,
-    DONE, EAGER, FLAG_BLOCKING, FLAG_LIST, WITHDRAW, WITHDRAWN, dtypes_agree, rc_header, same_sig, sig_of, sig_t)
+    DONE, EAGER, FLAG_BLOCKING, FLAG_LIST, FLAG_SHORT, WITHDRAW, WITHDRAWN, dtypes_agree, header_size, rc_header,
+    same_sig, sig_of, sig_t)
 from rocecomm.verbs.libibverbs cimport (
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_READ, ibv_send_wr, ibv_sge)
 
@@ -68,6 +69,7 @@ cdef int send_eager(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     cdef int rc
     fill_message(r, &h)
     h.kind = EAGER
+    h.flags = 0 if r.flags & F_COLL or r.pieces != NULL else FLAG_SHORT
     h.seq = p.send_seq
     if r.pieces != NULL:
         rc = post_gathered(e, p, &h, r)
@@ -442,7 +444,7 @@ cdef void take_stored(engine_t *e, peer_t *p, unx_t *u, req_t *r) noexcept nogil
         deliver(e, p, r, &u.h, u.copy)
         e.stored -= u.h.size
     else:
-        deliver(e, p, r, &u.h, slot_addr(e, u.slot) + sizeof(rc_header))
+        deliver(e, p, r, &u.h, slot_addr(e, u.slot) + header_size(&u.h))
         p.in_slots -= 1
         free_slot(e, p, u.slot, EAGER)
     unx_free(e, u)

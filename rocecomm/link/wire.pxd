@@ -6,10 +6,13 @@ cdef extern from *:
     """
     #ifndef ROCECOMM_WIRE_H
     #define ROCECOMM_WIRE_H
+    #include <stddef.h>
     #include <stdint.h>
     #define RC_MAGIC 0x4352u
-    #define RC_VERSION 1u
-    /* Little-endian, no padding. Ranks of another byte order are refused when joining. */
+    #define RC_VERSION 2u
+    /* Little-endian, no padding. Ranks of another byte order are refused when joining. With
+       FLAG_SHORT the header ends after `group`: what follows counts as 0, and the size is what
+       is left of the message. A few bytes and their header then lie in one cache line. */
     typedef struct __attribute__((packed)) {
         uint16_t magic;      /*  0 */
         uint8_t  version;    /*  2 */
@@ -21,26 +24,29 @@ cdef extern from *:
         uint64_t instance;   /* 16 of the receiver: a stranger's message is refused */
         uint64_t tag;        /* 24 */
         uint64_t seq;        /* 32 counts matchable messages of this pair */
-        uint64_t size;       /* 40 payload bytes, or status in an answer */
-        uint64_t req;        /* 48 the sender's request, echoed in answers */
-        uint64_t addr;       /* 56 announcements: where the payload lies */
-        uint32_t rkey;       /* 64 and its key */
-        uint32_t group;      /* 68 0: user messages, else whose signature follows */
-        uint64_t coll_seq;   /* 72 number of the collective in its group */
-        uint64_t count;      /* 80 its element count */
-        uint8_t  op;         /* 88 */
-        uint8_t  reduction;  /* 89 */
-        uint16_t coll_dtype; /* 90 */
-        uint32_t root;       /* 92 */
-        uint32_t ctrl_back;  /* 96 control slots given back so far, modulo 2^32 */
-        uint32_t gen;        /* 100 generation of the sender's request: a late answer finds it gone */
+        uint32_t ctrl_back;  /* 40 control slots given back so far, modulo 2^32 */
+        uint32_t group;      /* 44 0: user messages, else whose signature follows */
+        uint64_t size;       /* 48 payload bytes, or status in an answer */
+        uint64_t req;        /* 56 the sender's request, echoed in answers */
+        uint64_t addr;       /* 64 announcements: where the payload lies */
+        uint32_t rkey;       /* 72 and its key */
+        uint32_t gen;        /* 76 generation of the sender's request: a late answer finds it gone */
+        uint64_t coll_seq;   /* 80 number of the collective in its group */
+        uint64_t count;      /* 88 its element count */
+        uint8_t  op;         /* 96 */
+        uint8_t  reduction;  /* 97 */
+        uint16_t coll_dtype; /* 98 */
+        uint32_t root;       /* 100 */
     } rc_header;
     _Static_assert(sizeof(rc_header) == 104, "wire header");
+    #define RC_SHORT 48u
+    _Static_assert(offsetof(rc_header, size) == RC_SHORT, "short wire header");
     #endif
     """
     enum:
         RC_MAGIC
         RC_VERSION
+        RC_SHORT
 
     ctypedef struct rc_header:
         uint16_t magic
@@ -53,19 +59,19 @@ cdef extern from *:
         uint64_t instance
         uint64_t tag
         uint64_t seq
+        uint32_t ctrl_back
+        uint32_t group
         uint64_t size
         uint64_t req
         uint64_t addr
         uint32_t rkey
-        uint32_t group
+        uint32_t gen
         uint64_t coll_seq
         uint64_t count
         uint8_t op
         uint8_t reduction
         uint16_t coll_dtype
         uint32_t root
-        uint32_t ctrl_back
-        uint32_t gen
 
 cpdef enum Kind:
     EAGER = 1           # header and payload in one slot
@@ -87,12 +93,16 @@ cpdef enum Kind:
 cpdef enum Flag:
     FLAG_BLOCKING = 1   # the sender does nothing else until this is taken
     FLAG_LIST = 2       # ANNOUNCE: of `addr` buffers; a table of them follows, or says where it is
+    FLAG_SHORT = 4      # EAGER, outside a collective: the header ends after `group`
 
 cpdef enum Answer:
     ANSWER_OK = 0
     ANSWER_TRUNCATED = 1        # the receiver's buffer was too small
     ANSWER_MISMATCH = 2         # dtypes or signatures disagree
     ANSWER_FAILED = 3           # the receiver could not register its buffer
+
+cdef inline size_t header_size(const rc_header *h) noexcept nogil:
+    return RC_SHORT if h.flags & FLAG_SHORT else sizeof(rc_header)
 
 # What ranks must agree on in a collective.
 ctypedef struct sig_t:

@@ -2,6 +2,7 @@
 from enum import IntEnum
 
 HEADER_SIZE: int
+SHORT_SIZE: int
 OPERATIONS: tuple[str, ...]
 REDUCTIONS: tuple[str, ...]
 
@@ -25,6 +26,8 @@ class Answer(IntEnum):
 
 class Flag(IntEnum):
     FLAG_BLOCKING = 1
+    FLAG_LIST = 2
+    FLAG_SHORT = 4
 
 def dtype_code(name: object) -> int: ...
 def dtype_name(code: int) -> str: ...

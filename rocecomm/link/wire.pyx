@@ -2,10 +2,11 @@
 """Numbers and names of the wire header; see wire.pxd for its layout."""
 from libc.string cimport memset, memcpy
 
-__all__ = ["HEADER_SIZE", "OPERATIONS", "REDUCTIONS", "dtype_code", "dtype_name",
+__all__ = ["HEADER_SIZE", "OPERATIONS", "REDUCTIONS", "SHORT_SIZE", "dtype_code", "dtype_name",
            "op_code", "reduction_code", "unpack_header"]
 
 HEADER_SIZE = sizeof(rc_header)
+SHORT_SIZE = RC_SHORT
 
 #: Codes are positions. Append only: they travel.
 OPERATIONS = ("message", "all_reduce", "reduce", "reduce_scatter", "all_gather", "broadcast",
@@ -84,16 +85,23 @@ cdef str describe_sig(const sig_t *s):
 
 
 def unpack_header(bytes data):
-    """The header at the start of ``data`` as a dict, for tests and debugging."""
+    """The header at the start of ``data`` as a dict, for tests and debugging; of a short one
+    only the fields it has."""
     cdef rc_header h
-    if len(data) < <Py_ssize_t>sizeof(rc_header):
-        raise ValueError(f"a header has {sizeof(rc_header)} bytes, not {len(data)}")
-    memcpy(&h, <const char *>data, sizeof(rc_header))
-    return {name: value for name, value in (
+    cdef size_t n
+    memset(&h, 0, sizeof(rc_header))
+    n = min(<size_t>len(data), sizeof(rc_header))
+    memcpy(&h, <const char *>data, n)
+    if n < header_size(&h) or n < RC_SHORT:
+        raise ValueError(f"a header has {header_size(&h)} bytes, not {len(data)}")
+    fields = {name: value for name, value in (
         ("magic", h.magic), ("version", h.version), ("kind", h.kind), ("flags", h.flags),
         ("dtype", h.dtype), ("source", h.source), ("eager_back", h.eager_back),
-        ("instance", h.instance), ("tag", h.tag), ("seq", h.seq), ("size", h.size),
-        ("req", h.req), ("addr", h.addr), ("rkey", h.rkey), ("group", h.group),
-        ("coll_seq", h.coll_seq), ("count", h.count), ("op", h.op),
-        ("reduction", h.reduction), ("coll_dtype", h.coll_dtype), ("root", h.root),
-        ("ctrl_back", h.ctrl_back), ("gen", h.gen))}
+        ("instance", h.instance), ("tag", h.tag), ("seq", h.seq), ("ctrl_back", h.ctrl_back),
+        ("group", h.group))}
+    if not h.flags & FLAG_SHORT:
+        fields.update({name: value for name, value in (
+            ("size", h.size), ("req", h.req), ("addr", h.addr), ("rkey", h.rkey), ("gen", h.gen),
+            ("coll_seq", h.coll_seq), ("count", h.count), ("op", h.op),
+            ("reduction", h.reduction), ("coll_dtype", h.coll_dtype), ("root", h.root))})
+    return fields

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rocecomm import bootstrap
-from rocecomm.config import Config
+from rocecomm.config import WIRE_VERSION, Config
 from rocecomm.errors import ConfigError, JoinError
 
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -167,7 +167,7 @@ def older(peers):
 def test_an_older_protocol_version(world):
     for result in world(2, older, plain=True):
         assert result["setting"] == "protocol version"
-        assert "1 on rank 0" in result["error"] and "0 on rank 1" in result["error"]
+        assert f"{WIRE_VERSION} on rank 0" in result["error"] and "0 on rank 1" in result["error"]
 
 
 def from_another_age(peers):

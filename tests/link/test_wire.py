@@ -12,16 +12,26 @@ from rocecomm.link.wireup import Endpoint, agree
 
 
 def test_header_has_its_documented_size():
-    assert wire.HEADER_SIZE == 104
-    fields = wire.unpack_header(bytes(range(104)))
+    assert (wire.HEADER_SIZE, wire.SHORT_SIZE) == (104, 48)
+    data = bytearray(range(104))
+    data[4] = 0                                         # flags
+    fields = wire.unpack_header(bytes(data))
     assert fields["magic"] == 0x0100
     assert fields["kind"] == 3
-    assert fields["tag"] == int.from_bytes(bytes(range(24, 32)), "little")
-    assert fields["size"] == int.from_bytes(bytes(range(40, 48)), "little")
-    assert fields["root"] == int.from_bytes(bytes(range(92, 96)), "little")
-    assert fields["gen"] == int.from_bytes(bytes(range(100, 104)), "little")
+    for name, at, size in (("tag", 24, 8), ("ctrl_back", 40, 4), ("size", 48, 8), ("gen", 76, 4),
+                           ("root", 100, 4)):
+        assert fields[name] == int.from_bytes(data[at:at + size], "little"), name
     with pytest.raises(ValueError, match="104"):
-        wire.unpack_header(bytes(103))
+        wire.unpack_header(bytes(data[:103]))
+
+
+def test_a_short_header_ends_after_the_group():
+    data = bytearray(range(48))
+    data[4] = wire.Flag.FLAG_SHORT
+    fields = wire.unpack_header(bytes(data))
+    assert fields["group"] == int.from_bytes(data[44:48], "little") and "size" not in fields
+    with pytest.raises(ValueError, match="48"):
+        wire.unpack_header(bytes(data[:47]))
 
 
 @pytest.mark.parametrize("name", ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64",
