@@ -93,7 +93,8 @@ cdef enum:
     MAX_GROUPS = 64
     POLL_BATCH = 16
     NOTE_WINDOW = 65536     # notifications of one peer that may be stored unread
-    RECYCLE = 8             # receive slots are posted again this many at a time
+    RECYCLE = 8             # receive slots are posted again at most this many at a time,
+    RECYCLE_SOON = 4        # and from so many on when there is nothing else to do
     TEXT_MAX = 512
 
 ctypedef struct req_t:

@@ -6,8 +6,8 @@ wait for its signal, and one of them takes over when it leaves.
 """
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, P_SELF, POLL_BATCH, S_DONE, S_PULLING, TEXT_MAX, WR_LANE,
-    WR_RECV, abort_t, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
+    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, P_SELF, POLL_BATCH, RECYCLE_SOON, S_DONE, S_PULLING, TEXT_MAX,
+    WR_LANE, WR_RECV, abort_t, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
     poke_worker, pthread_cond_broadcast,
     pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get64, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
     req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
@@ -19,7 +19,7 @@ from rocecomm.link.lend cimport count_payload, on_recall, on_return
 from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.notify cimport on_lane_message, on_noted
 from rocecomm.link.peer cimport (
-    beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, queue_ctl, repost_slot, retire)
+    beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, post_slots, queue_ctl, repost_slot, retire)
 from rocecomm.link.pull cimport keep_table
 from rocecomm.link.rendezvous cimport (
     accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
@@ -247,6 +247,8 @@ cdef int poll_once(engine_t *e, bint heavy) noexcept nogil:
         total += 1
     if e.dirty != NULL and n < POLL_BATCH:
         drain(e, heavy)
+    if total == 0 and e.n_recycle >= RECYCLE_SOON:
+        post_slots(e)                   # not while somebody waits for the answer to a message
     return total
 
 

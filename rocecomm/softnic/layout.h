@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SN_MAGIC 0x30636e74666f73ULL /* "softnc0" */
-#define SN_LAYOUT_VERSION 1u
+#define SN_LAYOUT_VERSION 2u
 
 #define SN_SLOT_BITS 12
 #define SN_SLOTS (1u << SN_SLOT_BITS)
@@ -236,8 +236,8 @@ struct sn_cq {
 	uint32_t epoch;
 	uint32_t channel; /* number of the completion channel's FIFO, 0: none */
 	uint32_t kind;	  /* SN_CQ_* */
-	SN_ALIGNED _Atomic uint32_t head; /* consumer */
-	_Atomic uint32_t armed;		  /* enum sn_arm */
+	SN_ALIGNED _Atomic uint32_t head;  /* consumer */
+	SN_ALIGNED _Atomic uint32_t armed; /* enum sn_arm; looked at with every entry, seldom changed */
 	_Atomic uint32_t overrun;
 };
 

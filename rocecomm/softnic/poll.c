@@ -49,6 +49,8 @@ bool sn_cq_give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv_
 	}
 	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, rq, e->entry);
 	struct sn_rslot *slot = sn_rslot_at(ctx->seg, rq, e->entry);
+	if (!(e->kind & SN_CQE_LAZY) && w->num_sge) /* the program looks at it next; its sender had it last */
+		__builtin_prefetch((void *)(uintptr_t)w->sge[0].addr);
 	uint32_t state = atomic_load_explicit(&slot->state, memory_order_relaxed);
 	if (w->serial != e->serial || state == SN_RWQE_FREE)
 		return false;
