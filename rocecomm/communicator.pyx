@@ -174,6 +174,8 @@ cdef class Communicator:
         # all arguments are looked at before the receive is posted: it might take a message
         g.peer_arg(dst, "dst")
         g.tag_arg(sendtag)
+        if timeout is not USE_CONFIG:
+            g.until(timeout)
         if not isinstance(sendbuf, (list, tuple, RegisteredBuffer)) and \
                 not plain_array(sendbuf, False, &m):
             sendbuf = hold(sendbuf, False, &m)

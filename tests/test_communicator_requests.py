@@ -1,12 +1,15 @@
 """Requests, blocking sends to each other, messages to oneself: cases C10, C13."""
 
+import faulthandler
+import gc
 import random
 import time
+import weakref
 
 import numpy as np
 import pytest
 
-from rocecomm import ANY_SOURCE, MessageTruncatedError, RocecommError
+from rocecomm import ANY_SOURCE, ANY_TAG, MessageTruncatedError, RocecommError
 
 
 def requests_in_every_order(comm, n):
@@ -156,3 +159,94 @@ def to_oneself(comm):
 def test_messages_to_oneself(world):
     world(1, to_oneself)
     world(2, to_oneself)
+
+
+# -------------------------------------------------------------- the cycle collector
+
+class Node:
+    """Garbage that only the cycle collector finds."""
+
+    def __init__(self, *held):
+        self.held = held
+        self.me = self
+
+
+class Late(Node):
+    """Uses a request while the collector is at work on both."""
+
+    found = []
+
+    def __del__(self):
+        request = self.held[0]
+        self.found.append((request.done, request.cancel(), str(request.error)))
+
+
+def collected_in_a_cycle(comm):
+    """The collector finds Requests in flight: their memory stays until they have ended."""
+    other, n = 1 - comm.rank, 300000
+    for make in (lambda: [np.full(n, 7, "u1")], lambda: [np.full(n // 2, 7, "u1"), np.full(n // 2, 7, "u1")]):
+        into, data = make(), make()
+        refs = [weakref.ref(a) for a in into + data]
+        Node(comm.irecv(into if len(into) > 1 else into[0], other, tag=1))
+        Node(comm.isend(data if len(data) > 1 else data[0], other, tag=2))
+        Node(Late(comm.irecv(bytearray(n), other, tag=3)))
+        del into, data
+        gc.collect()
+        assert all(ref() is not None for ref in refs)           # nothing has been received yet
+        comm.barrier()
+        got = np.zeros(n, "u1")
+        assert comm.sendrecv(bytes(n), other, got, other, sendtag=1, recvtag=2) == n
+        assert (got == 7).all()
+        comm.send(bytes(n), other, tag=3)
+        deadline = time.monotonic() + 20
+        while any(ref() is not None for ref in refs):           # all goes in the end
+            comm.progress()
+            assert time.monotonic() < deadline
+    assert len(Late.found) == 2 and all("dropped" in error for _, _, error in Late.found)
+    comm.barrier()
+
+
+def test_requests_that_the_collector_finds_hold_their_memory(world):
+    world(2, collected_in_a_cycle)
+
+
+class Polls(Node):
+    def __del__(self):
+        self.held[0].progress()
+
+
+def collected_in_a_probe(comm):
+    """A probe makes an object, which may run the collector: nothing is locked then."""
+    faulthandler.dump_traceback_later(15, exit=True)
+    threshold = gc.get_threshold()
+    gc.disable()
+    try:
+        for _ in range(3):
+            comm.isend(b"x", comm.rank, tag=1)
+            Polls(comm, comm.irecv(bytearray(4), comm.rank, tag=5))
+            gc.set_threshold(1)
+            gc.enable()
+            assert comm.probe(comm.rank, 1).nbytes == 1
+            gc.disable()
+            comm.recv(bytearray(1), comm.rank, tag=1)
+    finally:
+        gc.set_threshold(*threshold)
+        gc.enable()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def test_the_collector_may_run_in_a_probe(world):
+    world(1, collected_in_a_probe)
+
+
+def refused_timeouts(comm):
+    for timeout in ("1", -1, float("nan")):
+        with pytest.raises((TypeError, ValueError), match="timeout"):
+            comm.sendrecv(b"x", comm.rank, bytearray(1), comm.rank, timeout=timeout)
+        with pytest.raises((TypeError, ValueError), match="timeout"):
+            comm.wait_all([], timeout=timeout)
+    assert comm.iprobe(comm.rank, ANY_TAG) is None
+
+
+def test_a_bad_timeout_is_refused_before_anything_is_sent(world):
+    world(1, refused_timeouts)

@@ -80,6 +80,7 @@ cdef class Watcher:
         cdef Base g = self.engine
         cdef engine_t *e = g.e
         cdef bint again
+        cdef bint soon
         if not self.watching:
             self.start_watching()
         future = self.loop.create_future()
@@ -97,11 +98,12 @@ cdef class Watcher:
             g.leave()
             a.unmark()
             return None
-        if self.soon is None and lingers(e):
-            self.soon = self.loop.call_later(0.001, self.on_soon)
-        g.leave()
+        soon = lingers(e)
+        g.leave()                       # first: making an object may run any finalizer
         self.used = True
         self.sleepers.append(a)
+        if soon and self.soon is None:
+            self.soon = self.loop.call_later(0.001, self.on_soon)
         if again:
             self.loop.call_soon(self.on_work)
         if a.deadline != FOREVER and (a.deadline - rc_now()) * 1e-9 < self.due - self.loop.time():
@@ -167,6 +169,7 @@ cdef class Watcher:
         cdef Base g = self.engine
         cdef engine_t *e = g.e
         cdef bint again
+        cdef bint soon
         if not g.is_open:
             return self.stop()
         if event:
@@ -184,13 +187,14 @@ cdef class Watcher:
             poll_once(e, False)
         self.l.told = False
         again = e.more
-        if self.soon is None and lingers(e):
-            self.soon = self.loop.call_later(0.001, self.on_soon)
+        soon = lingers(e)
         if again:
             g.poll_and_leave()          # one piece; then the loop's other tasks have their turn
             self.loop.call_soon(self.on_work)
         else:
             g.leave()
+        if soon and self.soon is None:
+            self.soon = self.loop.call_later(0.001, self.on_soon)
         return self.resolve()
 
     cdef int resolve(self) except -1:
@@ -268,16 +272,15 @@ cdef Watcher watcher_of(Base g):
     w = Watcher.__new__(Watcher)
     w.engine = g
     w.loop = loop
+    g.ensure()
+    w.channel = os.dup(e.channel_fd)    # with the GIL held: close() cannot get between
+    w.l.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
+    if w.l.fd < 0:
+        raise OSError("eventfd failed: too many open files?")
     g.enter()
-    try:
-        w.channel = os.dup(e.channel_fd)
-        w.l.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
-        if w.l.fd < 0:
-            raise OSError("eventfd failed: too many open files?")
-        w.l.next = e.loops
-        e.loops = &w.l
-    finally:
-        g.leave()
+    w.l.next = e.loops
+    e.loops = &w.l
+    g.leave()
     g.watchers = [ref for ref in g.watchers if ref() is not None] + [weakref.ref(w)]
     return w
 

@@ -203,6 +203,8 @@ cdef class Engine(Links):
         """Waits for all requests; see engine.pyi."""
         cdef list todo
         requests = list(requests)
+        if timeout is not USE_CONFIG:
+            self.until(timeout)
         todo = [q for q in requests if not (<Request?>q).collect()]
         if todo:
             self.wait_list(todo, False, self.until(timeout), timeout)

@@ -53,8 +53,8 @@ cdef void recall(engine_t *e, peer_t *hungry) noexcept nogil:
     cdef int64_t now = rc_now()
     for i in range(e.size):
         p = &e.peers[i]
-        if p.recall_out or p.recall_due:
-            return                      # one at a time
+        if p.state == P_READY and (p.recall_out or p.recall_due):
+            return                      # one at a time; who is gone answers no more
         if (p.state == P_READY and p != hungry and not p.hungry and p.grant > e.reserve
                 and p.grant > hungry.grant and now - p.recalled_at > RECALL_EVERY
                 and (best == NULL or p.grant > best.grant)):

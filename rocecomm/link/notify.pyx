@@ -83,7 +83,8 @@ cdef peer_t *oldest(engine_t *e) noexcept nogil:
 
 
 cdef bint satisfy(engine_t *e, req_t *r) noexcept nogil:
-    """Gives a waiter its notifications if all are there. `r.size` counts them."""
+    """Gives a waiter its notifications if all are there, and takes it off the list. `r.size` counts
+    them."""
     cdef told_t *out = <told_t *>r.buf
     cdef uint64_t there = 0
     cdef uint64_t i
@@ -97,6 +98,7 @@ cdef bint satisfy(engine_t *e, req_t *r) noexcept nogil:
             there += e.peers[k].lane.notes_n
     if there < r.size:
         return False
+    unlink(&e.note_waits, r)            # first: telling the peer may break the connection
     for i in range(r.size):
         p = &e.peers[r.peer] if r.peer >= 0 else oldest(e)
         l = &p.lane
@@ -118,13 +120,12 @@ cdef bint satisfy(engine_t *e, req_t *r) noexcept nogil:
 cdef void serve(engine_t *e) noexcept nogil:
     """Waiters in the order in which they came; one that still has too few lets others pass."""
     cdef req_t *r = e.note_waits.head
-    cdef req_t *after
     while r != NULL:
-        after = r.next
         if satisfy(e, r):
-            unlink(&e.note_waits, r)
             req_end(e, r, R_OK)
-        r = after
+            r = e.note_waits.head       # the list may be another one now
+        else:
+            r = r.next
 
 
 cdef void start_wait(engine_t *e, req_t *r) noexcept nogil:

@@ -127,7 +127,8 @@ cdef void launch(Base g, Request q, req_t *r) noexcept:
                 poll_once(e, True)
                 turn += 1
             # nobody but this rank is needed: its own device answers
-            while r.state != S_DONE and p.state == P_SELF and (p.lane.head != p.lane.tail or e.more):
+            while (r.state != S_DONE and p.state == P_SELF and not e.fatal
+                   and (p.lane.head != p.lane.tail or e.more)):
                 poll_once(e, True)
                 rc_let_others(&e.mutex, &e.want, False)
     g.leave()

@@ -51,6 +51,7 @@ cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
     cdef req_t *r
     cdef int64_t deadline = g.until(timeout)
     cdef int result
+    cdef req_t found
     g.enter()
     r = req_new(e)
     if r == NULL:
@@ -59,10 +60,10 @@ cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
     fill(r, peer, tag, any_tag)
     poll_once(e, False)
     if probe_now(e, r):
-        found = status_of(r)
+        found = r[0]
         req_free(e, r)
-        g.leave()
-        return found
+        g.leave()                       # first: making an object may run any finalizer
+        return status_of(&found)
     r.state = S_QUEUED
     if peer >= 0 and e.peers[peer].state != P_READY and e.peers[peer].state != P_SELF:
         req_end(e, r, R_BROKEN)

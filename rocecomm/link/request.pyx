@@ -16,6 +16,7 @@ from rocecomm.verbs.buffer cimport Buffer
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_mr
 
 from ..config import USE_CONFIG
+from ..errors import ClosedError
 
 
 @cython.auto_pickle(False)
@@ -29,10 +30,15 @@ cdef class Request:
     def __init__(self):
         raise TypeError("a Request is made by isend() or irecv()")
 
-    def __dealloc__(self):
-        if self.r != NULL and self.engine is not None and not self.engine.foreign:
-            self.engine.release(self.r, (self.buffer, self.entry))
-            self.r = NULL
+    # Not __dealloc__: the cycle collector takes a Request's attributes away before that, and the
+    # memory would go while the transfer still uses it.
+    def __del__(self):
+        if self.r == NULL or self.engine.foreign or self.collect():
+            return
+        # other finalizers of the same garbage may still call us
+        self.failure = ClosedError(f"{self.what}: this Request was dropped; the transfer goes on without it")
+        self.ended = True
+        self.let_go()
 
     def __reduce__(self):
         raise TypeError("a Request cannot be copied or pickled: it stands for a transfer of this "
