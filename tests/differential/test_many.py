@@ -57,7 +57,8 @@ def programs(driver, rules, more, examples, shorten_for):
 
 @pytest.mark.timeout(200)
 def test_random_programs(driver, rules, more, scale):
-    programs(driver, rules, more, scale.rounds(200, 5), 10 * scale.time)
+    # several seconds each on a slow machine
+    programs(driver, rules, more, 200 if scale.share == 1 else 3, 10 * scale.time)
 
 
 @pytest.mark.stress
