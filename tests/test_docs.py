@@ -60,6 +60,13 @@ def test_one_sided_page(device, tmp_path):
     assert sorted(done.stdout.splitlines()) == ["0", "[1. 2. 3.] 2.5e-323"]
 
 
+def test_asyncio_page(device, tmp_path):
+    (tmp_path / "awaiting.py").write_text(programs(DOCS / "how-to/asyncio.md")["awaiting.py"])
+    done = run(tmp_path / "awaiting.py", 2, device)
+    assert done.returncode == 0 and done.stderr == ""
+    assert sorted(done.stdout.splitlines()) == ["0 8000", "1 8000"]
+
+
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")),
                          ids=lambda page: str(page.relative_to(DOCS)))
 def test_what_a_page_points_at_exists(page):
