@@ -152,8 +152,9 @@ def test_every_kind_and_key_of_the_page_is_known():
     kinds = [row for row in rows if "soft_" not in row]
     assert {"delay", "drop", "rnr", "access", "port_down", "peer_death", "cq_overrun"} <= set(kinds)
     for kind in kinds:
-        soft.inject(kind, seconds=1 if kind == "delay" else None).remove()
+        needs = {"delay": {"seconds": 1}, "refuse": {"verb": "reg_mr"}}.get(kind, {})
+        soft.inject(kind, **needs).remove()
     for key in re.findall(r"`(\w+)=", section):
         with pytest.raises(VerbsError) as caught:
-            soft.inject(f"drop:{key}=?")
+            soft.inject(f"{'refuse' if key in ('verb', 'errno') else 'drop'}:{key}=?")
         assert "it takes op, qp," not in str(caught.value), key
