@@ -82,15 +82,19 @@ def _integer(low, high, none=None):
 _SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
-def _size(low, high):
+def _size(low, high, none=None):
     def parse(value):
         if isinstance(value, str):
-            text = value.strip().lower().removesuffix("ib").removesuffix("b")
+            text = value.strip().lower()
+            if none and text == none:
+                return None
+            text = text.removesuffix("ib").removesuffix("b")
             digits = text.rstrip("kmg")
             value = int(digits, 0) * _SUFFIX[text[len(digits):]]
         return inner(value)
-    inner = _integer(low, high)
-    parse.allowed = f"bytes from {low} to {high}; K, M and G multiply by 1024"
+    inner = _integer(low, high, none)
+    parse.allowed = (f"bytes from {low} to {high}; K, M and G multiply by 1024"
+                     + (f"; or {none!r}" if none else ""))
     return parse
 
 
@@ -183,10 +187,11 @@ class Config:
         "who moves pending traffic: calls into the library, or one sleeping thread")
 
     # messages
-    eager_limit: int = _setting(
-        "EAGER_LIMIT", _size(0, 1 << 20), 8192,
+    eager_limit: int | None = _setting(
+        "EAGER_LIMIT", _size(0, 1 << 20, "auto"), None,
         "largest message copied through a receive slot; above it the receiver reads "
-        "straight from the sender's array", wire=True)
+        "straight from the sender's array; auto: 64K up to 4 ranks, 32K up to 8, else 8K",
+        wire=True)
     peer_credits: int = _setting(
         "PEER_CREDITS", _integer(2, 4096), 4,
         "receive slots for payloads that each peer has to itself", wire=True)

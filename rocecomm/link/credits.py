@@ -8,12 +8,24 @@ import dataclasses
 
 from ..errors import ConfigError
 
-__all__ = ["MAX_GRANT", "SPARE_SLOTS", "Plan", "plan_credits"]
+__all__ = ["MAX_GRANT", "SPARE_SLOTS", "Plan", "eager_limit", "plan_credits"]
 
 #: Slots beyond the grants of a peer: CREDIT and GOODBYE, which need no credit (see peer.pyx).
 SPARE_SLOTS = 6
 #: More payload slots than these make no sender faster.
 MAX_GRANT = 64
+#: The pool needs no more memory than this however large its slots are.
+POOL_BYTES = 6 << 20
+
+
+def eager_limit(size, max_region):
+    """The largest message that goes through a slot when nothing is configured. Two copies are
+    faster than the handshake up to 64 KiB and more, but the slots' memory grows with the ranks
+    and must fit into one region of the device."""
+    limit = 64 << 10 if size <= 4 else 32 << 10 if size <= 8 else 8 << 10
+    while limit > 8 << 10 and 256 * limit > max_region:
+        limit //= 2
+    return limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +57,8 @@ def plan_credits(config, slot_size, others, max_slots, device):
                 f"{device} holds {max_slots} shared receives, too few for {others} peers; use fewer "
                 "ranks", name="peer_credits", value=config.peer_credits)
         reserve, ctrl = max(2, reserve // 2), max(4, ctrl // 2)
-    pool = min(config.recv_pool, room - others * (reserve + ctrl + SPARE_SLOTS),
-               payloads - others * reserve, others * max(0, MAX_GRANT - reserve))
+    pool = min(config.recv_pool, max(16, POOL_BYTES // slot_size),
+               room - others * (reserve + ctrl + SPARE_SLOTS), payloads - others * reserve, others * max(0, MAX_GRANT - reserve))
     # with many peers half of the pool waits for those who turn out to need it
     lent = (pool if others <= 8 else pool // 2) // others
     return Plan(reserve, ctrl, pool, reserve + lent, max(MAX_GRANT, reserve))

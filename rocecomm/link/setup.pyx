@@ -23,7 +23,7 @@ from errno import EBUSY
 from ..enums import AccessFlags
 from ..errors import VerbsError
 from . import wireup
-from .credits import plan_credits
+from .credits import eager_limit, plan_credits
 from .regcache import RegistrationCache
 
 cdef extern from "<sys/eventfd.h>" nogil:
@@ -52,6 +52,9 @@ cdef class Links(Base):
         cdef uint32_t i
         cdef int others = self.size - 1
         device = context.query_device()
+        if config.eager_limit is None:
+            config = self.config = config.replace(
+                source="auto", eager_limit=eager_limit(self.size, device.max_mr_size))
         port_attr = context.query_port(port)
         e.ops = context.provider.ops
         e.rank = self.rank
