@@ -58,7 +58,8 @@ def plan_credits(config, slot_size, others, max_slots, device):
                 "ranks", name="peer_credits", value=config.peer_credits)
         reserve, ctrl = max(2, reserve // 2), max(4, ctrl // 2)
     pool = min(config.recv_pool, max(16, POOL_BYTES // slot_size),
-               room - others * (reserve + ctrl + SPARE_SLOTS), payloads - others * reserve, others * max(0, MAX_GRANT - reserve))
+               room - others * (reserve + ctrl + SPARE_SLOTS), payloads - others * reserve,
+               others * max(0, MAX_GRANT - reserve))
     # with many peers half of the pool waits for those who turn out to need it
     lent = (pool if others <= 8 else pool // 2) // others
     return Plan(reserve, ctrl, pool, reserve + lent, max(MAX_GRANT, reserve))
