@@ -302,8 +302,9 @@ class Config:
 
     def wire_settings(self):
         """What must be the same on all ranks: environment name -> text."""
-        agreed = {field.metadata["env"]: str(getattr(self, field.name))
+        values = {field.metadata["env"]: getattr(self, field.name)
                   for field in settings() if field.metadata["wire"]}
+        agreed = {name: "auto" if value is None else str(value) for name, value in values.items()}
         return {"protocol version": str(WIRE_VERSION), **agreed}
 
     def transport_retry(self):
