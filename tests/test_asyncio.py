@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from worlds import Died
+from worlds import Died, threads
 
 import rocecomm
 from rocecomm import ClosedError, MessageTruncatedError, PeerDeadError, RocecommError, TimeoutError
@@ -62,9 +62,10 @@ async def exchange(comm, rounds, sizes):
 
 
 def exchanges(comm, kind, rounds, sizes):
-    tasks = len(os.listdir("/proc/self/task"))
+    before = threads()
     run(kind, exchange(comm, rounds, sizes))
-    assert len(os.listdir("/proc/self/task")) == tasks, "a thread was started"
+    after = threads()
+    assert len(after) == len(before), f"a thread was started: {after}"
 
 
 SIZES = 0, 1, 8, 8192, 8193, 300000, 20 << 20

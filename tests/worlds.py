@@ -47,6 +47,16 @@ ROOT = Path(__file__).resolve().parent.parent
 GRACE = 10.0  # seconds that the others get after the first failure
 
 
+def threads():
+    """The names of this process's threads, as the kernel knows them; without the kernel's own
+    workers (``iou-``: io_uring, which uvloop uses)."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):              # it has just ended
+            names.append(Path(f"/proc/self/task/{task}/comm").read_text().strip())
+    return sorted(name for name in names if not name.startswith("iou-"))
+
+
 class RankError(AssertionError):
     """One or more ranks failed. ``failures``: rank -> (type name, message, traceback)."""
 
