@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from together import Shared
 
 from rocecomm import bootstrap
 from rocecomm.config import WIRE_VERSION, Config
@@ -358,21 +359,6 @@ def test_no_thread_stays():
 
 
 def test_a_store_of_the_users_own():
-    class Shared:
-        def __init__(self):
-            self.values, self.changed = {}, threading.Condition()
-
-        def set(self, key, value):
-            with self.changed:
-                self.values[key] = value
-                self.changed.notify_all()
-
-        def get(self, key, timeout):
-            with self.changed:
-                if not self.changed.wait_for(lambda: key in self.values, timeout):
-                    raise TimeoutError(key)
-                return self.values[key]
-
     shared, groups = Shared(), {}
 
     def one(rank):
