@@ -59,8 +59,7 @@ def wait_for(condition, seconds=10):
 
 def pids_in(folder, count):
     """Waits until ``count`` ranks wrote their pids; a rank writes as it starts."""
-    wait_for(lambda: len(list(folder.glob("pid-*"))) == count, 20)
-    time.sleep(0.05)
+    wait_for(lambda: [path.stat().st_size > 0 for path in folder.glob("pid-*")] == [True] * count, 20)
     return [int(path.read_text()) for path in sorted(folder.glob("pid-*"))]
 
 
