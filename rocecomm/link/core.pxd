@@ -58,7 +58,8 @@ cdef enum:
     F_BLOCKING = 32         # its caller does nothing else until it ends
     F_ANNOUNCE = 64         # too large for a slot, or told to go by announcement
     F_IN_PULLS = 128        # in peer_t.pulls
-    F_WAITS = 512           # a blocking send: stays in the queue rather than be announced
+    F_WAITS = 512           # a blocking send: its caller sends nothing else
+    F_AGAIN = 1024          # small, announced, and being withdrawn as there is a credit for it now
     F_ZOMBIE = 256          # done, but its registration could not be removed yet
     F_AWAITED = 0x100000    # an event loop waits for it: its end is told to the loops
 
@@ -264,6 +265,7 @@ ctypedef struct peer_t:
     bint recall_due         # is going to be asked for what it does not use
     bint recall_out         # was asked
     int64_t recalled_at
+    uint8_t reclaimed       # 1: it is gone; 2: and its unused slots were taken back
     uint64_t send_seq
     uint64_t recv_seq
     # send queue
@@ -277,6 +279,7 @@ ctypedef struct peer_t:
     uint64_t max_read       # bytes of one read
     list_t sends            # wait for a slot or credit, in order
     list_t announced
+    bint small_out          # small blocking sends may be among them
     list_t posted
     list_t pulls            # matched, not all reads posted
     list_t reading          # all reads posted, not all done
@@ -469,6 +472,16 @@ cdef inline void push(list_t *l, req_t *r) noexcept nogil:
     else:
         l.head = r
     l.tail = r
+    l.n += 1
+
+cdef inline void push_front(list_t *l, req_t *r) noexcept nogil:
+    r.prev = NULL
+    r.next = l.head
+    if l.head != NULL:
+        l.head.prev = r
+    else:
+        l.tail = r
+    l.head = r
     l.n += 1
 
 cdef inline void unlink(list_t *l, req_t *r) noexcept nogil:

@@ -4,6 +4,7 @@ from rocecomm.link.core cimport engine_t, peer_t
 
 cdef void wants_more(engine_t *e, peer_t *p) noexcept nogil
 cdef void give_back(engine_t *e, peer_t *p) noexcept nogil
+cdef void reclaim(engine_t *e, peer_t *p) noexcept nogil
 cdef uint64_t on_recall(peer_t *p, uint64_t wanted) noexcept nogil
 cdef void on_return(engine_t *e, peer_t *p, uint64_t n) noexcept nogil
 

@@ -4,7 +4,8 @@
 A sender that has used up three quarters of the credits it knows of is lent as many again
 while the pool lasts. When it is empty, a peer with more than its fair share does not get its
 slots back as it uses them, and one that does not send is asked to return what it does not
-use (RECALL, RETURN). Both sides count a returned credit as a message that never was, so
+use (RECALL, RETURN), then another if it does not answer at once. What was lent to a rank that has left
+or died comes back by itself. Both sides count a returned credit as a message that never was, so
 the two counters in every header stay enough.
 
 Invariant: the peers' grants and the pool add up to the payload slots that exist; and
@@ -13,7 +14,8 @@ grant = first grant + eager_given - eager_got + messages in slots.
 from rocecomm.link.core cimport (
     P_READY, engine_t, int32_t, int64_t, mark_dirty, peer_t, rc_now, uint32_t, uint64_t)
 
-# A peer that had nothing to return is not asked again for a while.
+# A peer that had nothing to return is not asked again for a while; one that computes, and does not
+# answer, keeps nobody else from being asked for longer.
 cdef int64_t RECALL_EVERY = 10000000
 
 
@@ -53,9 +55,13 @@ cdef void recall(engine_t *e, peer_t *hungry) noexcept nogil:
     cdef int64_t now = rc_now()
     for i in range(e.size):
         p = &e.peers[i]
-        if p.state == P_READY and (p.recall_out or p.recall_due):
-            return                      # one at a time; who is gone answers no more
-        if (p.state == P_READY and p != hungry and not p.hungry and p.grant > e.reserve
+        if p.state != P_READY:
+            continue                    # who is gone answers no more
+        if p.recall_out:
+            if now - p.recalled_at < RECALL_EVERY:
+                return                  # one at a time
+            continue
+        if (p != hungry and not p.hungry and p.grant > e.reserve
                 and p.grant > hungry.grant and now - p.recalled_at > RECALL_EVERY
                 and (best == NULL or p.grant > best.grant)):
             best = p
@@ -86,12 +92,32 @@ cdef void feed(engine_t *e) noexcept nogil:
 
 cdef void give_back(engine_t *e, peer_t *p) noexcept nogil:
     """A payload slot of `p` is free again."""
+    if p.reclaimed == 2:
+        if p.grant > p.in_slots:
+            p.grant -= 1
+            e.pool += 1
+            feed(e)
+        return
     if e.n_hungry and p.grant > e.fair:
         p.grant -= 1
         e.pool += 1
         feed(e)
         return
     p.eager_given += 1
+
+
+cdef void reclaim(engine_t *e, peer_t *p) noexcept nogil:
+    """Takes back what a peer that is gone may not fill any more. Its last messages may still lie in the
+    completion queue: they have been handled when this is called again after a later poll."""
+    if p.reclaimed == 0:
+        p.reclaimed = 1
+        mark_dirty(e, p)
+    elif p.reclaimed == 1:
+        p.reclaimed = 2
+        if p.grant > p.in_slots:
+            e.pool += p.grant - p.in_slots
+            p.grant = p.in_slots
+            feed(e)
 
 
 cdef uint64_t on_recall(peer_t *p, uint64_t wanted) noexcept nogil:

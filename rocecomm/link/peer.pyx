@@ -453,6 +453,7 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
     end_pulls(e, &p.pulls)
     end_pulls(e, &p.reading)
     end_any(e)
+    mark_dirty(e, p)                    # what it was lent is taken back
 
 
 cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
@@ -471,6 +472,7 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
     end_probes(e, p.rank, R_BROKEN)
     end_pulls(e, &p.pulls)
     end_any(e)
+    mark_dirty(e, p)                    # what it was lent is taken back
 
 
 cdef void end_any(engine_t *e) noexcept nogil:

@@ -6,7 +6,7 @@ wait for its signal, and one of them takes over when it leaves.
 """
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_COLL, F_WAITS, P_READY, P_SELF, POLL_BATCH, RECYCLE_SOON, S_DONE, S_PULLING, TEXT_MAX,
+    F_ANNOUNCE, F_COLL, P_BROKEN, P_LEFT, P_READY, P_SELF, POLL_BATCH, RECYCLE_SOON, S_DONE, S_PULLING, TEXT_MAX,
     WR_LANE, WR_RECV, abort_t, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
     poke_worker, pthread_cond_broadcast,
     pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get64, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
@@ -15,11 +15,11 @@ from rocecomm.link.answer cimport take_answers
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.lane_post cimport drain_lane
 from rocecomm.link.lane_repair cimport on_lane_ready, on_lane_reset, on_lane_sent
-from rocecomm.link.lend cimport count_payload, on_recall, on_return
+from rocecomm.link.lend cimport count_payload, on_recall, on_return, reclaim
 from rocecomm.link.match cimport match_posted, store_unexpected
 from rocecomm.link.notify cimport on_lane_message, on_noted
 from rocecomm.link.peer cimport (
-    beat, break_peer, drain_ctl, fail_group, free_slot, leave_peer, post_slots, queue_ctl, repost_slot, retire)
+    beat, break_peer, ctrl_credit, drain_ctl, fail_group, free_slot, leave_peer, post_slots, queue_ctl, repost_slot, retire)
 from rocecomm.link.pull cimport keep_table
 from rocecomm.link.rendezvous cimport (
     accept, deliver, disagrees, drain_pulls, drain_sends, on_done, on_withdraw, on_withdrawn)
@@ -217,6 +217,8 @@ cdef void drain(engine_t *e, bint heavy) noexcept nogil:
             drain_lane(e, p, heavy)
         elif p.state == P_SELF:
             drain_lane(e, p, heavy)
+        elif p.state == P_LEFT or p.state == P_BROKEN:
+            reclaim(e, p)
         p = after
 
 
@@ -304,10 +306,10 @@ cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
 
 
 cdef bint lingers(engine_t *e) noexcept nogil:
-    """Whether a small isend waits for a credit and will be announced after a while."""
+    """Whether a small message waits for a credit and will be announced after a while."""
     cdef peer_t *p = e.dirty
     while p != NULL:
-        if p.sends.head != NULL and not p.sends.head.flags & (F_WAITS | F_ANNOUNCE):
+        if p.sends.head != NULL and not p.sends.head.flags & F_ANNOUNCE and ctrl_credit(p):
             return True
         p = p.next_dirty
     return False

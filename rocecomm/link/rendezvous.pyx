@@ -11,10 +11,10 @@
 """
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ, R_ABORTED, R_BROKEN,
-    R_CANCELLED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED,
-    S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t,
-    mark_dirty, peer_t, push, rc_now, req_end, req_find, req_register, req_t, slot_addr,
+    F_AGAIN, F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ,
+    R_ABORTED, R_BROKEN, R_CANCELLED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED,
+    S_ANNOUNCED, S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t,
+    mark_dirty, peer_t, push, push_front, rc_now, req_end, req_find, req_register, req_t, slot_addr,
     uint32_t, unlink, unx_free, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, forget
 from rocecomm.link.match cimport (
@@ -32,6 +32,8 @@ from rocecomm.verbs.libibverbs cimport (
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_WR_RDMA_READ, ibv_send_wr, ibv_sge)
 
 cdef enum:
+    # A small blocking send waits this many times longer for a credit before it is announced.
+    PATIENCE = 10
     # A long read is posted in pieces, so that other traffic moves in between.
     PIECE = 16 << 20
     # What may be posted while the GIL is held: soft0 copies within the post.
@@ -99,7 +101,7 @@ cdef int announce(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     h.gen = r.gen
     h.addr = <uint64_t>r.buf
     h.rkey = r.rkey
-    h.flags = FLAG_BLOCKING if r.flags & F_BLOCKING else 0
+    h.flags = FLAG_BLOCKING if r.flags & F_BLOCKING and r.size > e.eager_limit else 0
     if r.pieces != NULL:
         rc = post_table(e, p, &h, r)
     else:
@@ -114,18 +116,25 @@ cdef int announce(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
 
 cdef int try_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     """1: under way, 0: has to wait, -1: broken, -2: not registered."""
+    cdef int rc
     if p.fences:
         return 0                        # writes that were started before it go first
     if not r.flags & F_ANNOUNCE:
         if eager_credit(p):
             return send_eager(e, p, r)
-        # A blocking send waits for its credit: when the receiver stores its messages elsewhere
-        # it gives credits back, and an announcement would have to wait for the match.
-        if r.flags & F_WAITS or rc_now() - r.t0 < e.linger:
+        if rc_now() - r.t0 < (e.linger * PATIENCE if r.flags & F_WAITS else e.linger):
             return 0
         # The receiver stores as much as it may: it gets told, and pulls when it wants to.
         # Messages behind this one can still be matched.
+        if not ctrl_credit(p):
+            return 0
         r.flags |= F_ANNOUNCE
+        rc = announce(e, p, r)
+        if rc == 0 or (rc == -2 and r.flags & F_WAITS):
+            r.flags &= ~<uint32_t>F_ANNOUNCE        # a credit may come first
+            r.t0 = rc_now()
+            return 0
+        return rc
     if not ctrl_credit(p):
         return 0
     return announce(e, p, r)
@@ -137,7 +146,11 @@ cdef inline void sent(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     if r.flags & F_ANNOUNCE:
         r.state = S_ANNOUNCED
         push(&p.announced, r)
-        if r.flags & F_BLOCKING:
+        if r.size <= e.eager_limit:
+            if r.flags & F_WAITS:
+                p.small_out = True
+                mark_dirty(e, p)
+        elif r.flags & F_BLOCKING:
             e.blocked_id = r.id
             e.blocked_gen = r.gen
             ask_cycle(e)
@@ -178,9 +191,32 @@ cdef void start_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
         req_end(e, r, R_REGISTER if rc == -2 else R_BROKEN)
 
 
+cdef void small_again(engine_t *e, peer_t *p) noexcept nogil:
+    """There is a credit: a small blocking send that was announced need not wait for its match.
+
+    It is withdrawn and sent eagerly, so it waits for its receive only while the receiver stores
+    as much as it may, and two ranks that send small messages to each other first go on. What its
+    caller sent before is ahead of it all the same; afterwards it sends nothing.
+    """
+    cdef req_t *r = p.announced.head
+    p.small_out = False
+    while r != NULL:
+        if r.flags & F_WAITS and r.size <= e.eager_limit:
+            p.small_out = True
+            if not r.flags & F_WITHDRAWING:
+                r.flags |= F_WITHDRAWING | F_AGAIN
+                queue_ctl(e, p, WITHDRAW, r.id, r.gen, 0)
+                return                  # one credit; the list may be another one now
+        r = r.next
+
+
 cdef void drain_sends(engine_t *e, peer_t *p) noexcept nogil:
     cdef req_t *r
     cdef int rc
+    if p.small_out and eager_credit(p) and p.sends.head == NULL:
+        small_again(e, p)
+    if p.small_out:
+        mark_dirty(e, p)
     while p.sends.head != NULL and p.state == P_READY:
         r = p.sends.head
         rc = try_send(e, p, r)
@@ -199,14 +235,17 @@ cdef void drain_sends(engine_t *e, peer_t *p) noexcept nogil:
 cdef void withdraw(engine_t *e, req_t *r) noexcept nogil:
     """Takes a send back if it has not left, else asks the receiver to forget it."""
     cdef peer_t *p = &e.peers[r.peer]
+    cdef bint asked
     if r.peer == e.rank:
         withdraw_self(e, r)
     elif r.state == S_QUEUED:
         unlink(&p.sends, r)
         req_end(e, r, R_CANCELLED)
-    elif r.state == S_ANNOUNCED and not r.flags & F_WITHDRAWING:
-        r.flags |= F_WITHDRAWING
-        queue_ctl(e, p, WITHDRAW, r.id, r.gen, 0)
+    elif r.state == S_ANNOUNCED:
+        asked = r.flags & F_WITHDRAWING != 0
+        r.flags = (r.flags | F_WITHDRAWING) & ~<uint32_t>F_AGAIN
+        if not asked:
+            queue_ctl(e, p, WITHDRAW, r.id, r.gen, 0)
 
 
 cdef req_t *announced(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
@@ -227,9 +266,21 @@ cdef void on_done(engine_t *e, peer_t *p, const rc_header *h) noexcept nogil:
 
 cdef void on_withdrawn(engine_t *e, const rc_header *h) noexcept nogil:
     cdef req_t *r = req_find(e, h.req, h.gen)
-    if r != NULL and r.state == S_ANNOUNCED:
-        unlink(&e.peers[r.peer].announced, r)
+    cdef peer_t *p
+    if r == NULL or r.state != S_ANNOUNCED:
+        return
+    p = &e.peers[r.peer]
+    unlink(&p.announced, r)
+    if not r.flags & F_AGAIN:
         req_end(e, r, R_CANCELLED)
+        return
+    r.flags &= ~<uint32_t>(F_AGAIN | F_WITHDRAWING | F_ANNOUNCE)
+    r.state = S_QUEUED
+    r.t0 = rc_now()
+    e.bytes_sent -= r.size
+    e.messages_sent -= 1
+    push_front(&p.sends, r)
+    mark_dirty(e, p)
 
 
 # --------------------------------------------------------------------- receiving side

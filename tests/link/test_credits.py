@@ -1,5 +1,7 @@
 """Receive slots: a reserve for each peer, and a pool that is lent to those who send."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 
 from rocecomm.config import Config
-from rocecomm.errors import ConfigError
+from rocecomm.errors import ConfigError, PeerDeadError
 from rocecomm.link.credits import MAX_GRANT, plan_credits
 
 SLOT = 8320
@@ -91,6 +93,7 @@ def everybody(comm, count):
     """All flood rank 0 at once: each keeps its reserve at least, and nothing is lost."""
     if comm.rank:
         comm.wait_all([comm.isend(np.full(300, i, "i4"), 0, tag=i % 3) for i in range(count)])
+        comm.barrier()                  # who leaves gives up its reserve
         return None
     time.sleep(0.05)
     into = np.empty(300, "i4")
@@ -105,6 +108,7 @@ def everybody(comm, count):
         sums.append(total)
     grants, pool = held(comm)
     assert min(grants.values()) >= 2
+    comm.barrier()
     return sums
 
 
@@ -114,3 +118,168 @@ def test_all_flood_one(world, scale):
     ranks = min(6, scale.ranks)
     sums = world(ranks, everybody, count, env=env)[0]
     assert sums == [sum(range(count))] * (ranks - 1)
+
+
+NOTHING_STORED = {"ROCECOMM_UNEXPECTED_LIMIT": "0", "ROCECOMM_PEER_CREDITS": "2"}
+
+
+def past_the_bound(comm, matched):
+    """Rank 1 holds as many messages of rank 0 as it may, and then gets one more with a later tag."""
+    one, got = np.zeros(1, "i8"), np.zeros(1, "i8")
+    engine = comm._engine
+    if comm.rank == 0:
+        comm.recv(one, 1, tag=1)            # its receive is posted by now, if it is going to be
+        filled = 0
+        while True:
+            sent, acked, credits = engine.peers()[1]["eager"]
+            if (sent - acked) % (1 << 32) == credits:
+                break
+            comm.send(np.array([filled]), 1, tag=2)
+            filled += 1
+        comm.send(np.array([filled]), 1, tag=3)
+        comm.send(np.array([7]), 1, tag=4)
+        return engine.counters()["announced_small"], filled
+    request = comm.irecv(got, 0, tag=3) if matched == "first" else None
+    comm.send(one, 0, tag=1)
+    if matched == "first":
+        request.wait()
+    else:
+        comm.probe(0, tag=3)
+        if matched == "next":
+            comm.recv(got, 0, tag=3)
+    if matched != "last":
+        for i in range(got[0]):
+            assert comm.recv(one, 0, tag=2) == 8 and one[0] == i
+        comm.recv(one, 0, tag=4)
+        return None
+    i = 0
+    while comm.iprobe(0, tag=2) is not None:
+        comm.recv(one, 0, tag=2)
+        assert one[0] == i
+        i += 1
+    comm.recv(one, 0, tag=4)                # sent after the one with tag 3
+    assert one[0] == 7
+    comm.recv(got, 0, tag=3)
+    assert got[0] == i
+    return None
+
+
+@pytest.mark.parametrize("matched", ["first", "next", "last"])
+def test_a_small_send_past_the_bound(world, matched):
+    """It is announced, so that its receive can match; when slots come free instead, it is sent
+    after all and does not wait for its receive."""
+    announced, filled = world(2, past_the_bound, matched, env=NOTHING_STORED)[0]
+    assert filled >= 2 and announced >= 1
+
+
+def both_send_first(comm, count):
+    """Below the bound small sends never wait for each other, however late credits come."""
+    other = 1 - comm.rank
+    for i in range(count):
+        comm.send(np.array([i]), other, tag=i % 2)
+    got = np.empty(1, "i8")
+    for tag in range(2):
+        for i in range(tag, count, 2):
+            comm.recv(got, other, tag=tag)
+            assert got[0] == i
+
+
+def test_small_sends_to_each_other(world, scale):
+    env = {"ROCECOMM_PEER_CREDITS": "2", "ROCECOMM_RECV_POOL": "16"}
+    world(2, both_send_first, scale.rounds(3000, 200), env=env)
+
+
+def gone(comm, dies):
+    """What was lent to rank 1 is rank 2's once rank 1 is gone, also what held its last messages."""
+    last = [np.full(4, i, "i4") for i in range(3)]
+    into = np.empty(4, "i4")
+    if comm.rank == 1:
+        for message in last:
+            comm.send(message, 0, tag=1)
+        comm.recv(into, 0, tag=2)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+    elif comm.rank == 2:
+        comm.recv(into, 0, tag=2)
+        comm.wait_all([comm.isend(into, 0, tag=3) for _ in range(60)])
+    else:
+        before, pool = held(comm)
+        while comm._engine.peers()[1]["unexpected"] < 3:
+            comm.progress()
+        comm.send(into, 1, tag=2)
+        with pytest.raises(PeerDeadError):
+            comm.recv(into, 1, tag=4)
+        comm.progress()
+        comm.progress()
+        grants, now = held(comm)
+        assert grants[1] == 3 and now == pool + before[1] - 3, (before, pool, grants, now)
+        for message in last:
+            comm.recv(into, 1, tag=1)
+            assert (into == message).all()
+        grants, now = held(comm)
+        assert grants[1] == 0 and now == pool + before[1], (before, pool, grants, now)
+        comm.send(into, 2, tag=2)
+        for _ in range(60):
+            comm.recv(into, 2, tag=3)
+        assert held(comm)[0][2] > before[2]
+
+
+def test_slots_of_a_rank_that_left_are_lent_to_others(world):
+    world(3, gone, False, env={"ROCECOMM_RECV_POOL": "32"})
+
+
+def test_slots_of_a_dead_rank_are_lent_to_others(soft_world):
+    soft_world(3, gone, True, env={"ROCECOMM_RECV_POOL": "32"}, mortal=[1])
+
+
+def recalled(comm, file):
+    """Rank 1 has been lent most and computes; rank 2 has been lent as much, and returns of it what rank 3
+    lacks. Three quarters of the first grant, 80 / 5 + 4, make the receiver lend as much again."""
+    count = 15
+    one = np.zeros(1, "i8")
+    if comm.rank >= 4:
+        return None
+    if comm.rank == 3:
+        comm.recv(one, 0, tag=1)
+        while one[0] == 0:
+            comm.wait_all([comm.isend(one, 0, tag=5) for _ in range(60)])
+            comm.recv(one, 0, tag=1)
+        return None
+    if comm.rank:
+        comm.recv(one, 0, tag=1)
+        comm.wait_all([comm.isend(one, 0, tag=2) for _ in range(count)])
+        if comm.rank == 1:
+            while not os.path.exists(file):
+                time.sleep(0.01)
+        comm.recv(one, 0, tag=3)
+        return None
+    for rank in (4, 5):
+        with pytest.raises(PeerDeadError):
+            comm.recv(one, rank)
+    comm.progress()
+    comm.progress()
+    for rank in (1, 2):
+        comm.send(one, rank, tag=1)
+        for _ in range(count):
+            comm.recv(one, rank, tag=2)
+    before = held(comm)[0]
+    assert before[1] == before[2] > before[3], before
+    until = time.monotonic() + 20
+    while held(comm)[0][3] == before[3] and time.monotonic() < until:
+        comm.send(np.array([0]), 3, tag=1)
+        while comm._engine.peers()[3]["unexpected"] < 60:
+            comm.progress()
+        for _ in range(60):
+            comm.recv(one, 3, tag=5)
+        time.sleep(0.005)
+    after = held(comm)[0]
+    open(file, "w").close()
+    comm.send(np.array([1]), 3, tag=1)
+    for rank in (1, 2):
+        comm.send(one, rank, tag=3)
+    return before, after
+
+
+def test_another_is_asked_while_one_computes(soft_world, tmp_path):
+    before, after = soft_world(6, recalled, str(tmp_path / "go on"), env={"ROCECOMM_RECV_POOL": "80"})[0]
+    assert after[3] > before[3] and after[2] < before[2], (before, after)
