@@ -1,5 +1,6 @@
 """Builds tests/verbs/shim.c: libsoftnic, except that verbs fail when told to."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ def build(folder):
     out = folder / "libshim.so"
     cc = shutil.which("gcc") or shutil.which("cc")
     source = Path(__file__).with_name("verbs") / "shim.c"
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}   # a sanitizer's
     subprocess.run([cc, "-shared", "-fPIC", "-O1", "-w", str(source), "-o", str(out), "-Wl,--no-as-needed",
-                    str(SOFTNIC), f"-Wl,-rpath,{SOFTNIC.parent}"], check=True)
+                    str(SOFTNIC), f"-Wl,-rpath,{SOFTNIC.parent}"], check=True, env=env)
     return out

@@ -16,6 +16,7 @@ cdef class Watcher:
     cdef bint watching          # the loop has our readers
     cdef object __weakref__
 
+    cdef void count(self, int n) noexcept
     cdef object add(self, Awaiter a)
     cdef int look(self, bint event) except -1
     cdef int resolve(self) except -1

@@ -12,8 +12,7 @@ cimport cython
 from rocecomm.link.base cimport Base
 from rocecomm.link.core cimport (
     engine_t, int64_t, loop_t, pthread_mutex_unlock, rc_lock, rc_now, rc_set, rc_stamp, tell_loops)
-from rocecomm.link.progress cimport heartbeats, lingers, poll_once, take_event
-from rocecomm.verbs.libibverbs cimport ibv_req_notify_cq
+from rocecomm.link.progress cimport arm, heartbeats, lingers, poll_once, take_event
 
 import os
 import weakref
@@ -75,6 +74,10 @@ cdef class Watcher:
             c_close(self.channel)
 
     # ------------------------------------------------------------------ from awaiters
+    cdef void count(self, int n) noexcept:
+        """Awaiters that sleep. With the GIL; other threads look with the mutex only."""
+        rc_set(&self.l.waiting, self.l.waiting + n)
+
     cdef object add(self, Awaiter a):
         """The future that ends when `a` is over; None if it is over already."""
         cdef Base g = self.engine
@@ -88,13 +91,12 @@ cdef class Watcher:
         if not a.mark():
             g.leave()
             return None
-        self.l.waiting += 1
-        ibv_req_notify_cq(e.cq, 0)
-        rc_set(<int *>&e.armed, True)
+        self.count(1)
+        arm(e)
         poll_once(e, False)             # what came in before the arming
         again = e.more
         if a.over():
-            self.l.waiting -= 1
+            self.count(-1)
             g.leave()
             a.unmark()
             return None
@@ -182,8 +184,7 @@ cdef class Watcher:
             return self.stop()
         self.l.told = True              # no need to write to our own descriptor
         if poll_once(e, False) == 0 or not e.more:
-            ibv_req_notify_cq(e.cq, 0)
-            rc_set(<int *>&e.armed, True)
+            arm(e)
             poll_once(e, False)
         self.l.told = False
         again = e.more
@@ -350,9 +351,11 @@ cdef class Awaiter:
         cdef int64_t limit
         cdef int i
         self.start = now
-        limit = now + (SPIN_LEAST if now < e.crowded else max(SPIN_LEAST, g.aio_spin))
+        limit = 0
         while True:
             g.enter()
+            if limit == 0:
+                limit = now + (SPIN_LEAST if now < e.crowded else max(SPIN_LEAST, g.aio_spin))
             for i in range(8):
                 if poll_once(e, False) == 0 and e.more:
                     g.poll_and_leave()      # a large transfer: the loop must turn meanwhile
@@ -384,7 +387,7 @@ cdef class Awaiter:
     cdef int leave(self) except -1:
         """Its future ends, or nobody waits for it any more."""
         if self.watcher is not None:
-            self.watcher.l.waiting -= 1
+            self.watcher.count(-1)
             self.watcher = None
             self.unmark()
         return 0

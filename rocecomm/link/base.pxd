@@ -1,6 +1,6 @@
 # cython: language_level=3
 from libc.stdint cimport int64_t, uint16_t, uint64_t
-from rocecomm.link.core cimport engine_t, peer_t, req_t
+from rocecomm.link.core cimport engine_t, peer_t, req_t, status_t
 from rocecomm.verbs.buffer cimport Buffer
 
 # Where a message lies.
@@ -8,6 +8,13 @@ ctypedef struct mem_t:
     char *ptr
     uint64_t n
     uint16_t dtype
+
+# What is known of a peer at one moment.
+ctypedef struct view_t:
+    status_t status
+    uint64_t answers            # to questions for its status, so far
+    bint ready
+    bint closing
 
 cdef bint plain_array(object obj, bint writable, mem_t *m) except -1
 cdef Buffer hold(object obj, bint writable, mem_t *m)
@@ -60,4 +67,5 @@ cdef class Base:
     cdef object closed_error(self, str what)
     cdef object fatal_error(self, str what)
     cdef object peer_error(self, int rank, str what)
+    cdef void look_at(self, int rank, bint ask, view_t *view) noexcept
     cdef object timeout_error(self, str what, int rank, object timeout)

@@ -8,12 +8,12 @@ from libc.stdlib cimport calloc, free
 from rocecomm.link.core cimport (
     F_ANYTAG, F_COLL, F_ORPHAN, F_ZOMBIE, K_RECV, K_SEND, P_BROKEN, P_LEFT, P_READY, P_SELF,
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_ONE, R_REGISTER,
-    R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, find_group, free_all, group_t,
-    pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init,
-    pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_lock, rc_now, rc_stamp, req_end, req_free,
-    sig_t, status_t, uint32_t, unlink)
+    R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, collective, ended, find_group,
+    free_all, group_t, pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init,
+    pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_get, rc_get_ptr, rc_lock, rc_now, rc_set_ptr,
+    rc_stamp, req_end, req_free, sig_t, status_t, uint32_t, unlink)
 from rocecomm.link.peer cimport beat
-from rocecomm.link.progress cimport W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, poll_once, wait_turn, wake
+from rocecomm.link.progress cimport W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, leave_call, poll_once, wait_turn
 from rocecomm.link.wire cimport code_of, describe_sig
 from rocecomm.verbs.buffer cimport Buffer, acquire
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ
@@ -81,6 +81,19 @@ def _after_fork():
         engine.foreign = True
 
 
+cdef bint drop(engine_t *e, req_t *r, PyObject *owner) noexcept nogil:
+    """Nobody looks at `r` any more. With the mutex held, which it gives back. True: `r` goes on, or its
+    memory is still under DMA, and `owner` stays with it."""
+    cdef bint over = r.state == S_DONE and not r.flags & F_ZOMBIE
+    if over:
+        req_free(e, r)
+    else:
+        r.flags |= F_ORPHAN
+        r.owner = owner
+    pthread_mutex_unlock(&e.mutex)
+    return not over
+
+
 cdef class Base:
     """State of a communicator and the ways in and out; see `engine.Engine`."""
 
@@ -133,13 +146,7 @@ cdef class Base:
         return 0
 
     cdef void leave(self) noexcept:
-        cdef bint owned = self.e.done_owned != NULL
-        self.e.status.beats += 1
-        self.e.status.stamp = rc_stamp()
-        if self.e.followers or self.e.asleep or self.e.worker_asleep:
-            wake(self.e)
-        pthread_mutex_unlock(&self.e.mutex)
-        if owned:
+        if leave_call(self.e):
             self.reap()
 
     cdef int poll_and_leave(self) noexcept:
@@ -149,12 +156,7 @@ cdef class Base:
         cdef bint owned
         with nogil:
             n = poll_once(self.e, True)
-            self.e.status.beats += 1
-            self.e.status.stamp = rc_stamp()
-            owned = self.e.done_owned != NULL
-            if self.e.followers or self.e.asleep or self.e.worker_asleep:
-                wake(self.e)
-            pthread_mutex_unlock(&self.e.mutex)
+            owned = leave_call(self.e)
         if owned:
             self.reap()
         return n
@@ -167,16 +169,21 @@ cdef class Base:
         cdef list owners = []
         with nogil:
             rc_lock(&self.e.mutex, &self.e.want)
-        first = self.e.done_owned
-        self.e.done_owned = NULL
-        r = first
+            first = self.e.done_owned
+            rc_set_ptr(&self.e.done_owned, NULL)
+            pthread_mutex_unlock(&self.e.mutex)
+        r = first                           # a list of our own now
         while r != NULL:
-            after = r.next
             owners.append(<object>r.owner)
             Py_DECREF(<object>r.owner)
-            req_free(self.e, r)
-            r = after
-        pthread_mutex_unlock(&self.e.mutex)
+            r = r.next
+        with nogil:
+            rc_lock(&self.e.mutex, &self.e.want)
+            while first != NULL:
+                after = first.next
+                req_free(self.e, first)
+                first = after
+            pthread_mutex_unlock(&self.e.mutex)
         # the exports go now, without the mutex: their owners may run any code
 
     # ------------------------------------------------------------------- arguments
@@ -224,7 +231,7 @@ cdef class Base:
             while True:
                 with nogil:
                     result = wait_turn(self.e, reqs, n, any_, deadline)
-                if self.e.done_owned != NULL:
+                if rc_get_ptr(&self.e.done_owned) != NULL:
                     self.reap()
                 if result != W_SIGNALS:
                     return result
@@ -234,16 +241,19 @@ cdef class Base:
 
     cdef void release(self, req_t *r, object owner) noexcept:
         """The caller is through with `r`. What is still under DMA keeps `owner` alive."""
-        with nogil:
-            rc_lock(&self.e.mutex, &self.e.want)
-        if r.state == S_DONE and not r.flags & F_ZOMBIE:
-            req_free(self.e, r)
+        cdef PyObject *held = NULL
+        cdef bint kept
+        if owner is not None:
+            Py_INCREF(owner)
+            held = <PyObject *>owner
+        if pthread_mutex_trylock(&self.e.mutex) == 0:
+            kept = drop(self.e, r, held)
         else:
-            r.flags |= F_ORPHAN
-            if owner is not None:
-                Py_INCREF(owner)
-                r.owner = <PyObject *>owner
-        pthread_mutex_unlock(&self.e.mutex)
+            with nogil:
+                rc_lock(&self.e.mutex, &self.e.want)
+                kept = drop(self.e, r, held)
+        if held != NULL and not kept:
+            Py_DECREF(owner)
 
     # ---------------------------------------------------------------------- errors
     cdef object closed_error(self, str what):
@@ -251,7 +261,7 @@ cdef class Base:
             return ClosedError(
                 f"{what}: this communicator belongs to the parent process; a forked child must "
                 "call rocecomm.init() itself")
-        if self.e != NULL and self.e.fatal:
+        if self.e != NULL and rc_get(&self.e.fatal):
             return self.fatal_error(what)
         return failure.engine_closed(what, self.device)
 
@@ -259,7 +269,11 @@ cdef class Base:
         return failure.fatal(what, self.e.fatal, self.device, self.e.fatal_verb.decode())
 
     cdef object peer_error(self, int rank, str what):
-        cdef peer_t *p = &self.e.peers[rank]
+        cdef peer_t p
+        with nogil:
+            rc_lock(&self.e.mutex, &self.e.want)
+            p = self.e.peers[rank]
+            pthread_mutex_unlock(&self.e.mutex)
         return failure.lost_peer(
             what, rank, self.device, status=p.cause_status, opcode=p.cause_opcode,
             vendor=p.cause_vendor, err=p.cause_errno, nbytes=p.cause_bytes, left=bool(p.left),
@@ -267,15 +281,16 @@ cdef class Base:
 
     cdef object error_of(self, req_t *r, str what):
         """The exception for a request that has ended, None if it went well."""
-        cdef int other = r.source if r.kind == K_RECV else r.peer
+        cdef int other
         cdef group_t *g
-        if r.state != S_DONE:
-            g = find_group(self.e, r.group, False) if r.flags & F_COLL else NULL
-            if g != NULL and g.aborted:
+        if not ended(r):
+            g = find_group(self.e, r.group, False) if collective(r) else NULL
+            if g != NULL and rc_get(<int *>&g.aborted):
                 return self.group_error(r.group, what)
             return self.closed_error(what)
         if r.status == R_OK:
             return None
+        other = r.source if r.kind == K_RECV else r.peer
         if r.status == R_TRUNCATED:
             return failure.truncated(what, other, r.other_size, r.size)
         if r.status == R_DTYPE:
@@ -314,7 +329,7 @@ cdef class Base:
     def group_error(self, uint32_t group, what="the collective"):
         """The exception with which a group failed; None if it has not."""
         cdef group_t *g = find_group(self.e, group, False)
-        if g == NULL or not g.aborted:
+        if g == NULL or not rc_get(<int *>&g.aborted):
             return None
         if g.abort_class == 1:
             return failure.aborted(what, 1, g.why.rank_a, self.device, describe_sig(&g.why.sig_a),
@@ -322,12 +337,27 @@ cdef class Base:
         return failure.aborted(what, g.abort_class, g.abort_rank, self.device, "", "", -1,
                                g.why.text.decode("utf-8", "replace"))
 
+    cdef void look_at(self, int rank, bint ask, view_t *view) noexcept:
+        """What is known of a peer right now; `ask`: its device is asked for its status first."""
+        cdef peer_t *p = &self.e.peers[rank]
+        with nogil:
+            rc_lock(&self.e.mutex, &self.e.want)
+            view.closing = self.e.closing       # then the queues and the mirror are close()'s
+            if not view.closing:
+                if ask:
+                    beat(self.e, p, True)
+                else:
+                    poll_once(self.e, True)
+                view.status = self.e.mirror[rank]
+            view.ready = p.state == P_READY
+            view.answers = p.status_n
+            pthread_mutex_unlock(&self.e.mutex)
+
     cdef object timeout_error(self, str what, int rank, object timeout):
         """Asks the peer's device for its status, then says what is known."""
-        cdef peer_t *p
-        cdef status_t *s
+        cdef view_t now
         cdef uint64_t answers
-        cdef uint64_t first_beats
+        cdef uint64_t first_beats = 0
         cdef int64_t give_up
         if timeout is USE_CONFIG:
             timeout = self.default_timeout
@@ -335,8 +365,6 @@ cdef class Base:
             detail = ("no matching message was sent" if rank < 0 else
                       "no other thread of this rank sent or received it")
             return failure.timed_out(what, rank, self.device, timeout, "unknown", detail)
-        p = &self.e.peers[rank]
-        s = &self.e.mirror[rank]
         if timeout == 0:
             return failure.timed_out(what, rank, self.device, timeout, "unknown",
                                      "it was only asked once, as timeout=0 says")
@@ -345,43 +373,33 @@ cdef class Base:
                 what, rank, self.device, timeout, "stopped",
                 "the peer's process is stopped (SIGSTOP, a debugger); let it continue, with kill -CONT")
         # two looks at its counter, an interval apart that a waiting rank never lets pass
-        first_beats = 0
         for look in range(2):
-            with nogil:
-                rc_lock(&self.e.mutex, &self.e.want)
-                answers = p.status_n
-                if not self.e.closing:
-                    beat(self.e, p, True)
-                pthread_mutex_unlock(&self.e.mutex)
+            self.look_at(rank, True, &now)
+            answers = now.answers
             give_up = rc_now() + 250000000
-            while (p.status_n == answers and p.state == P_READY and rc_now() < give_up
-                   and not self.e.closing):
+            while now.answers == answers and now.ready and not now.closing and rc_now() < give_up:
                 time.sleep(0.001)
-                with nogil:
-                    rc_lock(&self.e.mutex, &self.e.want)
-                    if not self.e.closing:      # else the queues are close()'s
-                        poll_once(self.e, True)
-                    pthread_mutex_unlock(&self.e.mutex)
-            if self.e.closing:
+                self.look_at(rank, False, &now)
+            if now.closing:
                 return self.closed_error(what)
-            if p.state != P_READY:
+            if not now.ready:
                 return self.peer_error(rank, what)
-            if p.status_n == answers:
+            if now.answers == answers:
                 return failure.timed_out(
                     what, rank, self.device, timeout, "unknown",
                     "its device has not answered yet; it is dead or its network is down, unless "
                     "it answers within the next seconds")
             if look == 0:
-                first_beats = s.beats
-                if not s.in_call:
+                first_beats = now.status.beats
+                if not now.status.in_call:
                     break
                 time.sleep(0.2)
-        if not s.in_call:
-            age = max(0.0, (rc_stamp() - s.stamp) * 1e-9) if s.stamp else 0.0
+        if not now.status.in_call:
+            age = max(0.0, (rc_stamp() - now.status.stamp) * 1e-9) if now.status.stamp else 0.0
             detail = (f"the peer is alive but not in a rocecomm call (for {age:.1f} s): it computes, "
                       "or is stopped on another host; let it call, or raise the timeout")
             state = "busy"
-        elif s.beats == first_beats:
+        elif now.status.beats == first_beats:
             detail = ("the peer's process is stopped (SIGSTOP, a debugger, or starved of CPU) inside "
                       "a rocecomm call; let it continue")
             state = "stopped"

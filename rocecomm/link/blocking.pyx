@@ -9,7 +9,7 @@ from rocecomm.link.base cimport Base, hold, mem_t, plain_array
 from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
     F_ANYTAG, F_BLOCKING, F_OWN_MR, F_WAITS, K_RECV, K_SEND, P_READY, R_CANCELLED, R_OK, S_ANNOUNCED,
-    S_DONE, engine_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_now, req_end, req_free,
+    S_DONE, ended, engine_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_get, rc_now, req_end, req_free,
     req_new, req_t, req_unregister, unlink)
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.peer cimport eager_credit, post_message
@@ -63,7 +63,7 @@ cdef void poll_quickly(engine_t *e, req_t *r) noexcept:
                 if e.spin_turns < 200 or rc_now() < e.crowded or not only_thread():
                     return
                 until = rc_now() + QUICK_NS
-            elif e.want or rc_now() > until:
+            elif rc_get(&e.want) or rc_now() > until:
                 return
 
 
@@ -149,17 +149,17 @@ cdef object send_slowly(Base g, object buf, object held, int peer, uint64_t tag,
     try:
         if plain:
             held = hold(buf, False, &m)     # while the announcement travels; the GIL was held
-        if r.state != S_DONE:
+        if not ended(r):
             result = g.wait_reqs(&r, 1, False, deadline)
             if result == W_TIMEOUT and not take_back(g, r):
                 raise g.timeout_error("send", peer, timeout)
         error = g.error_of(r, "send")
         if error is not None:
-            if r.state == S_DONE and r.status == R_CANCELLED:
+            if ended(r) and r.status == R_CANCELLED:
                 error = g.timeout_error("send", peer, timeout)
             raise error
     except BaseException:
-        if r.state != S_DONE:           # a signal's handler raised
+        if not ended(r):                # a signal's handler raised
             take_back(g, r)
         raise
     finally:
@@ -239,7 +239,7 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
         return got
     g.leave()
     try:
-        if r.state != S_DONE:
+        if not ended(r):
             if held is None:
                 held = hold(buf, True, &m)      # from here on others may run
             deadline = g.until(timeout)
@@ -248,12 +248,12 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
                 raise g.timeout_error(what, r.source if r.source >= 0 else peer, timeout)
         error = g.error_of(r, what)
         if error is not None:
-            if r.state == S_DONE and r.status == R_CANCELLED:
+            if ended(r) and r.status == R_CANCELLED:
                 error = g.timeout_error(what, peer, timeout)
             raise error
         return r.got
     except BaseException:
-        if r.state != S_DONE:
+        if not ended(r):
             give_up(g, r)
         raise
     finally:

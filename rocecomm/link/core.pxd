@@ -13,7 +13,7 @@ from rocecomm.link.store cimport store_t
 from rocecomm.link.sync cimport (
     pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_t, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init,
-    rc_cond_wait, rc_cpu_now, rc_get, rc_get64, rc_get8, rc_get_ptr, rc_let_others, rc_lock, rc_now, rc_set,
+    rc_cond_wait, rc_count, rc_counted, rc_cpu_now, rc_get, rc_get64, rc_get8, rc_get_ptr, rc_let_others, rc_lock, rc_now, rc_set,
     rc_set64, rc_set8, rc_set_ptr, rc_stamp)
 from rocecomm.link.wire cimport rc_header, sig_t
 from rocecomm.verbs.libibverbs cimport (
@@ -424,7 +424,7 @@ ctypedef struct engine_t:
     bint closing
     bint closed
     bint more               # something can be posted right away
-    int32_t fatal           # errno of a broken completion queue, else 0
+    int fatal               # errno of a broken completion queue, else 0
     const char *fatal_verb  # that said so
     uint64_t ended          # requests ended so far
     # counters
@@ -463,6 +463,18 @@ cdef void free_all(engine_t *e) noexcept nogil
 cdef group_t *find_group(engine_t *e, uint32_t id, bint make) noexcept nogil
 cdef void tell_loops(engine_t *e) noexcept nogil
 cdef void poke_worker(engine_t *e) noexcept nogil
+
+cdef inline void device_failed(engine_t *e, int err, const char *verb) noexcept nogil:
+    e.fatal_verb = verb                 # first: others may look at `fatal` without the mutex
+    rc_set(&e.fatal, err)
+
+cdef inline bint collective(const req_t *r) noexcept nogil:
+    """Whether the request has F_COLL; without the mutex, as nothing changes `sig` after the start."""
+    return r.sig.coll_seq != 0
+
+cdef inline bint ended(req_t *r) noexcept nogil:
+    """Whether the request is over; without the mutex. If so, what it says of its end can be read."""
+    return rc_get8(&r.state) == S_DONE
 
 cdef inline void push(list_t *l, req_t *r) noexcept nogil:
     r.next = NULL

@@ -105,7 +105,7 @@ cdef void finish(engine_t *e, req_t *r) noexcept nogil:
             req_free(e, r)
         else:
             r.next = e.done_owned
-            e.done_owned = r
+            rc_set_ptr(&e.done_owned, r)        # waiters look without the mutex
 
 
 cdef void req_end(engine_t *e, req_t *r, int status) noexcept nogil:
@@ -193,7 +193,7 @@ cdef void tell_loops(engine_t *e) noexcept nogil:
     cdef uint64_t one = 1
     cdef loop_t *l = e.loops
     while l != NULL:
-        if l.waiting > 0 and not l.told:
+        if rc_get(&l.waiting) > 0 and not l.told:
             l.told = True
             c_write(l.fd, &one, 8)
         l = l.next

@@ -271,12 +271,16 @@ cdef class Engine(Links):
     def counters(self):
         """Bytes, messages and seconds in blocking calls since the start, and what its slots take: dict."""
         cdef engine_t *e = self.e
-        return {"bytes_sent": e.bytes_sent, "bytes_received": e.bytes_received,
-                "messages_sent": e.messages_sent, "messages_received": e.messages_received,
-                "seconds": self.seconds, "pulls": e.pulls_started,
-                "announced_small": e.announced_small, "one_sided": e.one_requests,
-                "one_sided_bytes": e.one_bytes, "lane_repairs": e.lane_repairs,
-                "slot_bytes": <uint64_t>(e.n_recv + e.n_send) * e.slot_size}
+        cdef uint64_t n[10]
+        with nogil:
+            rc_lock(&e.mutex, &e.want)
+            n[0], n[1], n[2], n[3] = e.bytes_sent, e.bytes_received, e.messages_sent, e.messages_received
+            n[4], n[5], n[6], n[7] = e.pulls_started, e.announced_small, e.one_requests, e.one_bytes
+            n[8], n[9] = e.lane_repairs, <uint64_t>(e.n_recv + e.n_send) * e.slot_size
+            pthread_mutex_unlock(&e.mutex)
+        return {"bytes_sent": n[0], "bytes_received": n[1], "messages_sent": n[2], "messages_received": n[3],
+                "seconds": self.seconds, "pulls": n[4], "announced_small": n[5], "one_sided": n[6],
+                "one_sided_bytes": n[7], "lane_repairs": n[8], "slot_bytes": n[9]}
 
     def describe(self):
         """What wire-up agreed on: rank -> Agreement (mtu, gids, outstanding reads)."""
@@ -293,10 +297,15 @@ cdef class Engine(Links):
     def peers(self):
         """State of every connection, for debugging: list of dicts."""
         cdef int i
-        cdef peer_t *p
+        cdef peer_t p
+        cdef uint32_t pool, strangers
         out = []
         for i in range(self.size):
-            p = &self.e.peers[i]
+            with nogil:
+                rc_lock(&self.e.mutex, &self.e.want)
+                p = self.e.peers[i]
+                pool, strangers = self.e.pool, self.e.strangers
+                pthread_mutex_unlock(&self.e.mutex)
             out.append({
                 "rank": p.rank, "state": p.state, "sq": (p.sq_tail, p.sq_head),
                 "eager": (p.eager_sent, p.eager_acked, p.eager_credits),
@@ -307,7 +316,7 @@ cdef class Engine(Links):
                 "lane": (p.lane.state, p.lane.tail, p.lane.head, p.lane.pending.n, p.lane.flying.n),
                 "fences": p.fences, "notes": p.lane.notes_n,
                 "ctl": p.ctl_n, "dirty": bool(p.dirty), "heartbeats": p.status_n,
-                "pool": self.e.pool, "strangers": self.e.strangers})
+                "pool": pool, "strangers": strangers})
         return out
 
     # -------------------------------------------------------------------------- close

@@ -7,7 +7,7 @@ first wins, among the messages of one sender the one sent first, and among sende
 whose message arrived first. A probe sees what a receive of its kind would take.
 """
 from rocecomm.link.core cimport (
-    F_ANYTAG, R_OK, S_QUEUED, engine_t, list_t, peer_t, push, req_end, req_t, uint64_t, unlink,
+    F_ANYTAG, R_OK, S_QUEUED, engine_t, list_t, peer_t, push, rc_set8, req_end, req_t, uint64_t, unlink,
     unx_list_t, unx_t)
 from rocecomm.link.wire cimport ANNOUNCE, FLAG_BLOCKING, rc_header
 
@@ -41,7 +41,7 @@ cdef void post_receive(engine_t *e, req_t *r) noexcept nogil:
     """Appends a new receive to the list of its source."""
     r.order = e.order
     e.order += 1
-    r.state = S_QUEUED
+    rc_set8(&r.state, S_QUEUED)
     push(&e.any_posted if r.peer < 0 else &e.peers[r.peer].posted, r)
 
 
@@ -49,7 +49,7 @@ cdef void repost_receive(engine_t *e, req_t *r) noexcept nogil:
     """Puts a receive back in its old place: its message was withdrawn by the sender."""
     cdef list_t *l = &e.any_posted if r.peer < 0 else &e.peers[r.peer].posted
     cdef req_t *at = l.head
-    r.state = S_QUEUED
+    rc_set8(&r.state, S_QUEUED)
     while at != NULL and at.order < r.order:
         at = at.next
     if at == NULL:

@@ -6,13 +6,13 @@ cimport numpy as cnp
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from rocecomm.link.base cimport Base, hold, mem_t
 from rocecomm.link.core cimport (
-    K_NOTE, K_ONE, NOTE_WINDOW, P_SELF, R_CANCELLED, S_DONE, engine_t, one_new, peer_t,
+    K_NOTE, K_ONE, NOTE_WINDOW, P_SELF, R_CANCELLED, S_DONE, ended, engine_t, one_new, peer_t,
     pthread_mutex_lock, pthread_mutex_unlock, rc_let_others, rc_lock, req_end, req_free, req_new,
     req_t, tell_loops, unlink)
 from rocecomm.link.one cimport O_ADD, O_READ, O_SWAP, O_WRITE, one_t
 from rocecomm.link.lane_post cimport start_one
 from rocecomm.link.notify cimport start_wait, told_t
-from rocecomm.link.progress cimport W_TIMEOUT, poll_once
+from rocecomm.link.progress cimport W_TIMEOUT, leave_call, poll_once
 from rocecomm.link.region cimport RemoteBuffer, covering, remote_arg
 from rocecomm.link.request cimport Request
 from rocecomm.verbs.buffer cimport Buffer
@@ -116,6 +116,7 @@ cdef void launch(Base g, Request q, req_t *r) noexcept:
     cdef engine_t *e = g.e
     cdef peer_t *p = &e.peers[r.peer]
     cdef int turn = 0
+    cdef bint owned
     q.r = r
     start_one(e, p, r)
     poll_once(e, False)
@@ -131,6 +132,10 @@ cdef void launch(Base g, Request q, req_t *r) noexcept:
                    and (p.lane.head != p.lane.tail or e.more)):
                 poll_once(e, True)
                 rc_let_others(&e.mutex, &e.want, False)
+            owned = leave_call(e)
+        if owned:
+            g.reap()
+        return
     g.leave()
 
 
@@ -256,7 +261,7 @@ cdef object finish(Base g, Request q, object timeout):
     if timeout is not USE_CONFIG:
         g.until(timeout)
     # the common case in a few microseconds, without a wait
-    if q.r != NULL and q.r.state != S_DONE:
+    if q.r != NULL and not ended(q.r):
         g.enter()
         while q.r.state != S_DONE and i < QUICK_POLLS and not g.e.more:
             poll_once(g.e, False)
@@ -297,7 +302,7 @@ cdef list wait_notify(Base g, int source, object count, object timeout, bint wit
         poll_once(e, False)
     g.leave()
     try:
-        if r.state != S_DONE:
+        if not ended(r):
             result = g.wait_reqs(&r, 1, False, deadline)
             if result == W_TIMEOUT and take_off(g, r):
                 raise g.timeout_error("wait_notify", source, timeout)

@@ -13,9 +13,9 @@ from libc.string cimport memcpy, memset, strlen
 from rocecomm.link.answer cimport answer_in_place, take_answers
 from rocecomm.link.core cimport (
     F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, RECYCLE, Q_BEAT, Q_INLINE,
-    Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, engine_t,
-    find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, rc_set, rc_set8, req_end,
-    req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
+    Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, device_failed,
+    engine_t, find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, rc_set, rc_set8,
+    req_end, req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
 from rocecomm.link.lane cimport end_lane
 from rocecomm.link.lend cimport give_back
 from rocecomm.link.match cimport end_probes
@@ -280,8 +280,7 @@ cdef bint post_slots(engine_t *e) noexcept nogil:
     e.n_recycle = 0
     rc = ibv_post_srq_recv(e.srq, &wr[0], &bad)
     if rc != 0:
-        e.fatal = rc
-        e.fatal_verb = "ibv_post_srq_recv"
+        device_failed(e, rc, "ibv_post_srq_recv")
         return False
     return True
 
@@ -461,8 +460,8 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
     if p.state != P_READY:
         return
     take_answers(e)                     # given before it said goodbye
-    p.state = P_LEFT
     p.left = True
+    rc_set8(&p.state, P_LEFT)
     end_lane(e, p)
     drop_ctl(e, p)
     tell_failure(e, p)

@@ -8,10 +8,10 @@ from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 from rocecomm.link.base cimport Base
 from rocecomm.link.core cimport (
-    F_ANYTAG, K_PROBE, P_READY, P_SELF, R_BROKEN, S_DONE, S_QUEUED, engine_t, pthread_mutex_unlock, push,
-    rc_lock, req_end, req_free, req_new, req_t, unlink)
+    F_ANYTAG, K_PROBE, P_READY, P_SELF, R_BROKEN, S_DONE, S_QUEUED, ended, engine_t, pthread_mutex_unlock, push,
+    rc_lock, rc_set8, req_end, req_free, req_new, req_t, unlink)
 from rocecomm.link.match cimport probe_now
-from rocecomm.link.progress cimport W_TIMEOUT, poll_once
+from rocecomm.link.progress cimport W_TIMEOUT, leave_call, poll_once
 
 from .status import Status
 from .wire import dtype_name
@@ -35,13 +35,16 @@ cdef object iprobe(Base g, int peer, uint64_t tag, bint any_tag):
     cdef engine_t *e = g.e
     cdef req_t r
     cdef bint found
+    cdef bint owned
     memset(&r, 0, sizeof(r))
     fill(&r, peer, tag, any_tag)
     g.enter()
     with nogil:
         poll_once(e, True)
         found = probe_now(e, &r)
-    g.leave()
+        owned = leave_call(e)
+    if owned:
+        g.reap()
     return status_of(&r) if found else None
 
 
@@ -64,7 +67,7 @@ cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
         req_free(e, r)
         g.leave()                       # first: making an object may run any finalizer
         return status_of(&found)
-    r.state = S_QUEUED
+    rc_set8(&r.state, S_QUEUED)
     if peer >= 0 and e.peers[peer].state != P_READY and e.peers[peer].state != P_SELF:
         req_end(e, r, R_BROKEN)
     else:
@@ -72,7 +75,7 @@ cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
     g.leave()
     try:
         result = g.wait_reqs(&r, 1, False, deadline)
-        if r.state != S_DONE and result == W_TIMEOUT:
+        if not ended(r) and result == W_TIMEOUT:
             raise g.timeout_error("probe", peer, timeout)
         error = g.error_of(r, "probe")
         if error is not None:

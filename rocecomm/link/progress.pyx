@@ -7,10 +7,9 @@ wait for its signal, and one of them takes over when it leaves.
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, P_BROKEN, P_LEFT, P_READY, P_SELF, POLL_BATCH, RECYCLE_SOON, S_DONE, S_PULLING, TEXT_MAX,
-    WR_LANE, WR_RECV, abort_t, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
-    poke_worker, pthread_cond_broadcast,
-    pthread_mutex_unlock, rc_cond_wait, rc_cpu_now, rc_get64, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp,
-    req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
+    WR_LANE, WR_RECV, abort_t, device_failed, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
+    poke_worker, pthread_cond_broadcast, pthread_mutex_unlock, rc_cond_wait, rc_count, rc_cpu_now, rc_get64,
+    rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp, req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
 from rocecomm.link.answer cimport take_answers
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.lane_post cimport drain_lane
@@ -233,8 +232,7 @@ cdef int poll_once(engine_t *e, bint heavy) noexcept nogil:
     while True:
         n = ibv_poll_cq(e.cq, POLL_BATCH, e.wc)
         if n < 0:
-            e.fatal = 5                 # EIO: overrun or a dead device
-            e.fatal_verb = "ibv_poll_cq"
+            device_failed(e, 5, "ibv_poll_cq")      # EIO: overrun or a dead device
             return total
         for i in range(n):
             if <uint32_t>(e.wc[i].wr_id >> 32) == <uint32_t>WR_RECV:
@@ -315,6 +313,17 @@ cdef bint lingers(engine_t *e) noexcept nogil:
     return False
 
 
+cdef int arm(engine_t *e) noexcept nogil:
+    """Arms the completion queue: 0, or an errno. With the mutex held."""
+    cdef int rc
+    # first: who takes the event of this arming says after it that there is none left
+    rc_set(<int *>&e.armed, True)
+    rc = ibv_req_notify_cq(e.cq, 0)
+    if rc != 0:
+        rc_set(<int *>&e.armed, False)
+    return rc
+
+
 cdef void take_event(engine_t *e) noexcept nogil:
     """Takes an event from the channel, if another thread has not; never blocks."""
     cdef ibv_cq *cq
@@ -331,8 +340,7 @@ cdef void hand_back(engine_t *e) noexcept nogil:
         poke_worker(e)
     if (e.loops == NULL and not e.worker_asleep) or rc_get(<int *>&e.armed):
         return
-    if ibv_req_notify_cq(e.cq, 0) == 0:
-        rc_set(<int *>&e.armed, True)
+    if arm(e) == 0:
         if poll_once(e, False) == 0 and not e.more:
             return
         if e.followers:
@@ -349,12 +357,10 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
     cdef int64_t ms
     cdef uint64_t drop
     cdef int rc
-    rc = ibv_req_notify_cq(e.cq, 0)
+    rc = arm(e)
     if rc != 0:
-        e.fatal = rc
-        e.fatal_verb = "ibv_req_notify_cq"
+        device_failed(e, rc, "ibv_req_notify_cq")
         return 0
-    rc_set(<int *>&e.armed, True)
     if poll_once(e, True) > 0 or e.more:    # came in before the arming
         return 0
     ms = (until - rc_now() + 999999) // 1000000
@@ -403,7 +409,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
         pthread_mutex_unlock(&e.mutex)
         return result
     e.status.in_call += 1
-    e.status.beats += 1
+    rc_count(&e.status.beats)
     spin = e.spin
     while True:
         if all_done(e, reqs, n, any_):
@@ -468,7 +474,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
                 e.crowded = rc_now() + CROWDED_NS
             if turns & 15:
                 continue
-            e.status.beats += 1
+            rc_count(&e.status.beats)
             if busy == 0:
                 busy = now
             if now >= deadline or now - start > NAP_MS * 1000000:

@@ -14,7 +14,7 @@ from rocecomm.link.core cimport (
     F_AGAIN, F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ,
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED,
     S_ANNOUNCED, S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t,
-    mark_dirty, peer_t, push, push_front, rc_now, req_end, req_find, req_register, req_t, slot_addr,
+    mark_dirty, peer_t, push, push_front, rc_now, rc_set8, req_end, req_find, req_register, req_t, slot_addr,
     uint32_t, unlink, unx_free, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, forget
 from rocecomm.link.match cimport (
@@ -144,7 +144,7 @@ cdef inline void sent(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     e.bytes_sent += r.size
     e.messages_sent += 1
     if r.flags & F_ANNOUNCE:
-        r.state = S_ANNOUNCED
+        rc_set8(&r.state, S_ANNOUNCED)
         push(&p.announced, r)
         if r.size <= e.eager_limit:
             if r.flags & F_WAITS:
@@ -275,7 +275,7 @@ cdef void on_withdrawn(engine_t *e, const rc_header *h) noexcept nogil:
         req_end(e, r, R_CANCELLED)
         return
     r.flags &= ~<uint32_t>(F_AGAIN | F_WITHDRAWING | F_ANNOUNCE)
-    r.state = S_QUEUED
+    rc_set8(&r.state, S_QUEUED)
     r.t0 = rc_now()
     e.bytes_sent -= r.size
     e.messages_sent -= 1
@@ -363,7 +363,7 @@ cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h, const cha
     if p.state != P_READY:
         req_end(e, r, R_BROKEN)         # it left before we could pull
         return
-    r.state = S_PULLING
+    rc_set8(&r.state, S_PULLING)
     r.r_addr = h.addr
     r.r_rkey = h.rkey
     r.r_req = h.req
@@ -544,7 +544,7 @@ cdef void send_self(engine_t *e, req_t *r) noexcept nogil:
     u.h.req = r.id
     u.h.gen = r.gen
     store_unexpected(e, p, u)
-    r.state = S_ANNOUNCED
+    rc_set8(&r.state, S_ANNOUNCED)
     push(&p.announced, r)
 
 

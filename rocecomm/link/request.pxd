@@ -23,6 +23,7 @@ cdef class Request:
     cdef bint is_over(self) noexcept
     cdef void let_go(self) noexcept
     cdef void unpin(self) noexcept
+    cdef void look(self) noexcept
     cdef int other_rank(self) noexcept
     cdef object outcome(self)   # of an ended request: what wait() returns
 

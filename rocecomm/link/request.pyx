@@ -6,7 +6,8 @@ from rocecomm.link.base cimport Base, mem_t
 from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
     F_ANYTAG, F_AWAITED, F_COLL, K_ONE, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
-    find_group, group_t, rc_get, rc_get8, req_end, req_new, req_t, sig_t, tell_loops, uint8_t)
+    collective, ended, engine_t, find_group, group_t, pthread_mutex_unlock, rc_get, rc_get8, rc_lock, req_end,
+    req_new, req_t, sig_t, tell_loops)
 from rocecomm.link.lane_post cimport unpost_one
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
@@ -17,6 +18,11 @@ from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE
 
 from ..config import USE_CONFIG
 from ..errors import ClosedError
+
+
+cdef inline int other_of(const req_t *r) noexcept nogil:
+    """Whom it goes to or comes from; -1 while a receive from any source has not matched."""
+    return r.source if r.kind == K_RECV and r.source >= 0 else r.peer
 
 
 @cython.auto_pickle(False)
@@ -47,15 +53,13 @@ cdef class Request:
     cdef bint is_over(self) noexcept:
         """Whether the transfer has ended, or its collective failed. Needs no mutex."""
         cdef group_t *g
-        cdef uint8_t state
-        if self.ended:
+        if self.ended or ended(self.r):
             return True
-        state = rc_get8(&self.r.state)
-        if state == S_DONE:
-            return True
-        if self.r.flags & F_COLL and state != S_PULLING:
+        if collective(self.r):
+            # In this order: what is not being read once its group has failed never is, and what is
+            # being read is waited for.
             g = find_group(self.engine.e, self.r.group, False)
-            return g != NULL and rc_get(<int *>&g.aborted)
+            return g != NULL and rc_get(<int *>&g.aborted) and rc_get8(&self.r.state) != S_PULLING
         return False
 
     cdef bint collect(self) noexcept:
@@ -71,9 +75,9 @@ cdef class Request:
             failure = error
         if not self.ended:
             self.failure = failure
-            self.count = self.r.got
-            self.other = self.other_rank()
-            self.number = self.r.tag
+            if ended(self.r):
+                self.count = self.r.got
+            self.other, self.number = other_of(self.r), self.r.tag
             self.ended = True
         self.unpin()
         return True
@@ -92,13 +96,27 @@ cdef class Request:
             entry, self.entry = self.entry, None
             self.engine.release(r, (buffer, entry))
 
+    cdef void look(self) noexcept:
+        """Updates `other` and `number` while the transfer goes on."""
+        cdef engine_t *e = self.engine.e
+        cdef req_t *r = self.r
+        cdef int other
+        cdef uint64_t number
+        if self.ended:
+            return
+        self.waiters += 1
+        with nogil:
+            rc_lock(&e.mutex, &e.want)
+            other, number = other_of(r), r.tag
+            pthread_mutex_unlock(&e.mutex)
+        if not self.ended:
+            self.other, self.number = other, number
+        self.unpin()
+
     cdef int other_rank(self) noexcept:
         """The other rank; -1 while a receive from any source has not matched."""
-        if self.ended:
-            return self.other
-        if self.r.kind == K_RECV and self.r.source >= 0:
-            return self.r.source
-        return self.r.peer
+        self.look()
+        return self.other
 
     cdef object outcome(self):
         return self.count
@@ -185,7 +203,9 @@ cdef class Request:
     @property
     def tag(self):
         """The message's tag (of a receive with ANY_TAG: once it matched)."""
-        return self.number if self.collect() else self.r.tag
+        if not self.collect():
+            self.look()
+        return self.number
 
     @property
     def error(self):

@@ -7,10 +7,9 @@ stands by, looking once a millisecond (without the mutex) whether they still do,
 are as fast as without it; while a Python thread sleeps on the channel it is parked.
 """
 from rocecomm.link.core cimport (
-    engine_t, int64_t, pthread_cond_broadcast, poke_worker, pthread_mutex_unlock, rc_get, rc_let_others, rc_lock,
-    rc_now, rc_set, tell_loops, uint64_t)
-from rocecomm.link.progress cimport heartbeats, lingers, poll_once, take_event
-from rocecomm.verbs.libibverbs cimport ibv_req_notify_cq
+    engine_t, int64_t, pthread_cond_broadcast, poke_worker, pthread_mutex_unlock, rc_counted, rc_get,
+    rc_let_others, rc_lock, rc_now, rc_set, tell_loops, uint64_t)
+from rocecomm.link.progress cimport arm, heartbeats, lingers, poll_once, take_event
 
 cdef extern from *:
     """
@@ -30,7 +29,6 @@ cdef extern from *:
         pthread_sigmask(SIG_SETMASK, &old, NULL);
         return rc;
     }
-    static uint64_t rc_calls(uint64_t *beats) { return __atomic_load_n(beats, __ATOMIC_RELAXED); }
     /* Waits until a descriptor is readable or `ms` have passed; which one was. */
     static int rc_readable(int a, int b, int ms) {
         struct pollfd fds[2] = { { a, POLLIN, 0 }, { b, POLLIN, 0 } };
@@ -42,7 +40,6 @@ cdef extern from *:
     }
     """
     int rc_thread(void *, void *(*)(void *) noexcept nogil, void *) noexcept nogil
-    uint64_t rc_calls(uint64_t *) noexcept nogil
     int rc_readable(int, int, int) noexcept nogil
     int pthread_join(unsigned long, void **) noexcept nogil
     int eventfd(unsigned int, int) noexcept nogil
@@ -57,15 +54,16 @@ cdef enum:
 
 cdef bint stand_by(engine_t *e, uint64_t *seen) noexcept nogil:
     """Waits while calls are made, without the mutex. False: nobody calls."""
-    cdef uint64_t calls = rc_calls(&e.status.beats)
+    cdef uint64_t calls = rc_counted(&e.status.beats)
+    cdef bint parked
     if calls == seen[0] and not rc_get(<int *>&e.leader):
         return False
     seen[0] = calls
     if rc_get(<int *>&e.asleep):
         rc_lock(&e.mutex, &e.want)
-        e.worker_parked = e.leader and e.asleep and not e.worker_stop
+        parked = e.worker_parked = e.leader and e.asleep and not e.worker_stop
         pthread_mutex_unlock(&e.mutex)
-        if e.worker_parked:
+        if parked:                      # who wakes us from now on has written to the eventfd
             rc_readable(e.worker_fd, -1, PARKED_MS)
             return True
     rc_readable(e.worker_fd, -1, STAND_BY_MS)
@@ -75,9 +73,8 @@ cdef bint stand_by(engine_t *e, uint64_t *seen) noexcept nogil:
 cdef void sleep_on_channel(engine_t *e, int64_t beat_ms) noexcept nogil:
     """Called and left with the mutex held."""
     cdef int ms = <int>beat_ms
-    if ibv_req_notify_cq(e.cq, 0) != 0:
+    if arm(e) != 0:
         ms = 1
-    rc_set(<int *>&e.armed, True)
     if poll_once(e, True) > 0 or e.more:        # came in before the arming
         return
     if lingers(e):
@@ -104,7 +101,7 @@ cdef void *run(void *argument) noexcept nogil:
         ended = e.ended
         # a call that comes takes the mutex between two turns, and leads
         while not (e.leader or e.worker_stop or e.closing or e.fatal
-                   or rc_calls(&e.status.beats) != seen):
+                   or rc_counted(&e.status.beats) != seen):
             now = rc_now()
             if now - beat_at >= beat_ms * 1000000:
                 beat_at = now
