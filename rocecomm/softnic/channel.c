@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdlib.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -297,9 +298,14 @@ SN_EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **cq,
 		}
 		int flags = fcntl(ibv->fd, F_GETFL);
 		bool block = flags >= 0 && !(flags & O_NONBLOCK);
-		int n = epoll_wait(ibv->fd, e, 8, block ? -1 : 0);
+		struct pollfd sleep = { .fd = ibv->fd, .events = POLLIN };
+		/* EINTR included, as read() from a device would. poll and not epoll_wait, which fails with
+		 * it also after a mere stop and continue, with no handler run. */
+		if (block && poll(&sleep, 1, -1) < 0)
+			return -1;
+		int n = epoll_wait(ibv->fd, e, 8, 0);
 		if (n < 0)
-			return -1; /* EINTR included, as read() from a device would */
+			return -1;
 		for (int i = 0; i < n; i++) {
 			uint64_t ticks;
 			if ((e[i].data.u64 & 0xff) == WAKE_DEATH) {
