@@ -4,6 +4,7 @@ import copy
 import pickle
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -135,6 +136,38 @@ def dtypes(comm):                                               # C8
 
 def test_bytes_match_every_dtype_and_others_must_be_equal(world):
     world(2, dtypes)
+
+
+CONFUSED = (  # sent as, expected as; same size of item, same kind at first sight
+    ("M8[D]", "M8[s]"), ("M8[s]", "M8[2s]"), ("m8[ns]", "m8[us]"), ("M8[D]", "m8[D]"), (">M8[D]", "M8[D]"),
+    (">i4", "i4"), (">i4", ">f4"), (">i4", ">u4"), (">f8", ">c8"), ("?", "i2"), ("U2", "U4"),
+    ("float8_e4m3fn", "float8_e5m2"), ("int4", "int2"), ("int4", "uint4"), ("bfloat16", "f2"))
+
+
+def element(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def confused(comm):
+    """C8: what looks alike is told apart, and both names are said."""
+    for sent, expected in CONFUSED:
+        sent, expected = element(sent), element(expected)
+        if comm.rank == 0:
+            for n in (8, 40000):        # through a slot, and by rendezvous
+                comm.isend(np.ones(n, "u1").view(sent) if n == 8 else np.zeros(n, sent), 1).wait()
+            comm.send(np.zeros(4, sent), 1)
+        else:
+            for n in (8, 40000):
+                target = np.zeros(n, expected)
+                with pytest.raises(MismatchError, match="sent"):
+                    comm.recv(target, 0)
+                assert not target.view("u1").any()
+            assert comm.probe(0).nbytes == 4 * sent.itemsize
+            assert comm.recv(np.zeros(4, sent), 0) == 4 * sent.itemsize     # its own dtype is fine
+
+
+def test_units_byte_orders_and_small_floats_are_told_apart(world):
+    world(2, confused)
 
 
 # -------------------------------------------------------------------------- buffers, theme A

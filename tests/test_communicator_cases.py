@@ -7,7 +7,7 @@
 | C3 | test_communicator.py (empty messages), here (torch, registering nothing) |
 | C5 | test_communicator_matching.py (a sender long before the receiver) |
 | C6 | test_communicator_matching.py (floods), here (64 senders) |
-| C8 | test_communicator.py (bytes match every dtype) |
+| C8 | test_communicator.py (bytes match every dtype; units, byte orders, small floats) |
 | C10 | test_communicator_requests.py (both send first), link/test_cycle.py (rings) |
 | C13 | test_communicator_requests.py, here (waiting from another thread, dropped and closed) |
 | C14 | test_communicator_matching.py (memory bound), here (given back, 2 GiB) |

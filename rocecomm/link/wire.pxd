@@ -18,7 +18,7 @@ cdef extern from *:
         uint8_t  version;    /*  2 */
         uint8_t  kind;       /*  3 */
         uint16_t flags;      /*  4 */
-        uint16_t dtype;      /*  6 kind character << 8 | item size */
+        uint16_t dtype;      /*  6 kind << 8 | size: see wire.pyx */
         uint32_t source;     /*  8 rank of the sender */
         uint32_t eager_back; /* 12 eager slots given so far beyond the first grant, modulo 2^32 */
         uint64_t instance;   /* 16 of the receiver: a stranger's message is refused */
@@ -128,7 +128,7 @@ cdef inline void sig_of(sig_t *s, const rc_header *h) noexcept nogil:
     s.op = h.op
     s.reduction = h.reduction
 
-# Bytes are bytes: uint8, int8 and void match every dtype. Others must be equal.
+# Bytes are bytes: uint8, int8, byte strings, structures and void match every dtype. Others must be equal.
 cdef inline bint dtypes_agree(uint16_t a, uint16_t b) noexcept nogil:
     if a == b:
         return True

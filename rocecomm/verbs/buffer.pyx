@@ -25,8 +25,8 @@ cdef object weakref_ref = weakref.ref
 
 # one-letter codes of the struct module (native sizes), as numpy names them
 _CODES = {"?": "bool", "b": "int8", "B": "uint8", "c": "bytes1", "e": "float16",
-          "f": "float32", "d": "float64", "g": "longdouble", "F": "complex64",
-          "D": "complex128", "G": "clongdouble"}
+          "f": "float32", "d": "float64", "g": np.dtype("g").name, "F": "complex64",
+          "D": "complex128", "G": np.dtype("G").name}
 _SIGNED, _UNSIGNED = "hilqn", "HILQN"
 
 
@@ -261,8 +261,10 @@ cdef int from_torch(Buffer b, object torch, object t, bint writable) except -1:
         raise BufferError(f"a tensor on device {t.device} is not in CPU memory, the only memory "
                           f"this version can register; {hint}")
     if t.layout is not torch.strided or t.is_quantized:
+        hint = "int_repr(), and scale and zero point apart" if t.is_quantized else \
+            "to_dense() or its parts"
         raise BufferError(f"a tensor of layout {t.layout}, dtype {t.dtype} is not one plain block "
-                          f"of memory; pass tensor.to_dense() or its parts")
+                          f"of memory; pass tensor.{hint}")
     if t.is_conj() or t.is_neg():
         raise BufferError("a lazily conjugated or negated tensor does not hold its values in "
                           "memory; pass tensor.resolve_conj().resolve_neg()")
@@ -325,7 +327,7 @@ cdef int from_protocol(Buffer b, object obj, bint writable) except -1:
     try:
         if v.format != NULL and strchr(v.format, c"O") != NULL and \
                 holds_objects(v.format.decode("utf-8", "replace")):
-            raise BufferError(f"a {name} of format {v.format.decode()!r} holds references to Python "
+            raise BufferError(f"{dlpack.a(name)} of format {v.format.decode()!r} holds references to Python "
                               f"objects, which mean nothing in another process")
         if writable and v.readonly:
             raise BufferError(f"a read-only {name} of {v.len} bytes cannot be written to; pass a "
@@ -333,7 +335,7 @@ cdef int from_protocol(Buffer b, object obj, bint writable) except -1:
         if v.suboffsets != NULL:
             for i in range(v.ndim):
                 if v.suboffsets[i] >= 0:
-                    raise BufferError(f"a {name} with suboffsets is not one block of memory; copy "
+                    raise BufferError(f"{dlpack.a(name)} with suboffsets is not one block of memory; copy "
                                       f"it first")
         if v.ndim == 0:
             shape = ()
@@ -409,14 +411,14 @@ cdef int refuse_strides(object shape, object strides, Py_ssize_t itemsize, str w
     else:
         why = "not contiguous (it has gaps or a changed axis order)"
     way = f"receive into a contiguous one and copy from it" if writable else f"pass {remedy}"
-    raise BufferError(f"a {what}, shape {tuple(shape)}, strides {tuple(strides)} bytes is {why}; "
+    raise BufferError(f"{dlpack.a(what)}, shape {tuple(shape)}, strides {tuple(strides)} bytes is {why}; "
                       f"{way}")
 
 
 cdef int refuse_type(object obj) except -1:
     name = type(obj).__name__
     if hasattr(type(obj), "__cuda_array_interface__"):
-        raise BufferError(f"a {name} is in GPU memory, and this version can only register CPU "
+        raise BufferError(f"{dlpack.a(name)} is in GPU memory, and this version can only register CPU "
                           f"memory; copy it to the host first")
     hint = ""
     if hasattr(type(obj), "__array__") or isinstance(obj, (list, tuple, int, float, complex)):
@@ -424,6 +426,6 @@ cdef int refuse_type(object obj) except -1:
     elif isinstance(obj, str):
         hint = "; obj.encode() makes bytes of it"
     raise TypeError(
-        f"a {name} holds no memory that can be sent: expected a numpy array, a torch tensor, an "
+        f"{dlpack.a(name)} holds no memory that can be sent: expected a numpy array, a torch tensor, an "
         f"object with the buffer protocol (bytes, bytearray, memoryview, array.array, mmap) or "
         f"with __dlpack__{hint}")

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Import of DLPack tensors; buffer.pyx is its only user."""
+"""Import of DLPack tensors; buffer.pyx is its user."""
 
 ctypedef struct Lent:
     void *managed               # give it to delete() exactly once
@@ -9,6 +9,7 @@ ctypedef struct Lent:
     bint readonly
     Py_ssize_t itemsize
 
+cdef str a(str name)
 cdef bint is_capsule(object obj) noexcept
 cdef tuple take(object obj, bint writable, Lent *out)
 cdef void delete(void *managed, bint versioned) noexcept

@@ -77,6 +77,11 @@ _FLOAT8 = {7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 10: "flo
            11: "float8_e4m3fnuz", 12: "float8_e5m2", 13: "float8_e5m2fnuz", 14: "float8_e8m0fnu"}
 
 
+cdef str a(str name):
+    """The name with its article."""
+    return f"{'an' if name.startswith(('A', 'E', 'I', 'O', 'a', 'e', 'i', 'o', 'nd')) else 'a'} {name}"
+
+
 cdef bint is_capsule(object obj) noexcept:
     return PyCapsule_CheckExact(obj)
 
@@ -97,7 +102,7 @@ cdef object device_text(int kind, int number):
 cdef int check_device(object what, int kind, int number) except -1:
     if kind not in _ON_HOST:
         raise BufferError(
-            f"a {what} on device {device_text(kind, number)} is not in CPU memory, the only "
+            f"{a(what)} on device {device_text(kind, number)} is not in CPU memory, the only "
             f"memory this version can register; copy it to the host first")
     return 0
 
@@ -129,7 +134,7 @@ cdef tuple take(object obj, bint writable, Lent *out):
     if not PyCapsule_CheckExact(obj):
         capsule = export(obj)
         if not PyCapsule_CheckExact(capsule):
-            raise BufferError(f"__dlpack__ of a {what} returned a {type(capsule).__name__}, "
+            raise BufferError(f"__dlpack__ of {a(what)} returned a {type(capsule).__name__}, "
                               f"not a capsule")
     else:
         what = "DLPack capsule"
@@ -167,7 +172,7 @@ cdef tuple describe(str what, bint writable, Lent *out):
     if out.versioned:
         new = <rc_dl_new *> out.managed
         if rc_dl_major(new) != 1:
-            raise BufferError(f"a {what} of DLPack version {rc_dl_major(new)}.{rc_dl_minor(new)} "
+            raise BufferError(f"{a(what)} of DLPack version {rc_dl_major(new)}.{rc_dl_minor(new)} "
                               f"cannot be read, only versions 1.x")
         flags = new.flags
         t = &new.tensor
@@ -177,18 +182,18 @@ cdef tuple describe(str what, bint writable, Lent *out):
     name = dtype_name(t.dtype, what)
     bits = t.dtype.bits * t.dtype.lanes
     if bits % 8 or not bits:
-        raise BufferError(f"a {what} with elements of {bits} bits is not made of whole bytes")
+        raise BufferError(f"{a(what)} with elements of {bits} bits is not made of whole bytes")
     out.itemsize = bits // 8
     if t.ndim < 0 or (t.ndim and t.shape == NULL):
-        raise BufferError(f"a {what} with {t.ndim} dimensions and no shape makes no sense")
+        raise BufferError(f"{a(what)} with {t.ndim} dimensions and no shape makes no sense")
     shape = tuple([t.shape[i] for i in range(t.ndim)])
     count = 1
     for n in shape:
         if n < 0:
-            raise BufferError(f"a {what} of shape {shape} makes no sense")
+            raise BufferError(f"{a(what)} of shape {shape} makes no sense")
         count *= n
     if count * out.itemsize > 0x7FFFFFFFFFFFFFFF:
-        raise BufferError(f"a {what} of shape {shape} is larger than any memory")
+        raise BufferError(f"{a(what)} of shape {shape} is larger than any memory")
     if t.strides != NULL and count:
         for i in range(t.ndim - 1, -1, -1):
             if t.shape[i] > 1 and t.strides[i] != expected:
@@ -196,15 +201,15 @@ cdef tuple describe(str what, bint writable, Lent *out):
             expected *= t.shape[i]
         if not dense:
             raise BufferError(
-                f"a {what} of shape {shape}, strides {tuple([t.strides[i] for i in range(t.ndim)])} "
+                f"{a(what)} of shape {shape}, strides {tuple([t.strides[i] for i in range(t.ndim)])} "
                 f"elements is not contiguous in C order; make a contiguous one first")
     if count and t.data == NULL:
-        raise BufferError(f"a {what} of shape {shape} has no memory")
+        raise BufferError(f"{a(what)} of shape {shape} has no memory")
     out.readonly = (flags & FLAG_READ_ONLY) != 0
     if writable and out.readonly:
         raise BufferError(f"a read-only {what} of shape {shape} cannot be written to")
     if writable and flags & FLAG_COPIED:
-        raise BufferError(f"a {what} that was exported as a copy cannot be written to: the "
+        raise BufferError(f"{a(what)} that was exported as a copy cannot be written to: the "
                           f"original would not change")
     out.ptr = <char *> t.data + t.byte_offset if t.data != NULL else NULL
     out.nbytes = count * out.itemsize
@@ -213,7 +218,7 @@ cdef tuple describe(str what, bint writable, Lent *out):
 
 cdef object dtype_name(rc_dl_type dtype, str what):
     if dtype.code == 3:
-        raise BufferError(f"a {what} of opaque handles holds references, which mean nothing in "
+        raise BufferError(f"{a(what)} of opaque handles holds references, which mean nothing in "
                           f"another process")
     if dtype.code == 6:
         name = "bool"
@@ -222,6 +227,6 @@ cdef object dtype_name(rc_dl_type dtype, str what):
     else:
         name = _FLOAT8.get(dtype.code)
         if name is None:
-            raise BufferError(f"a {what} of the unknown DLPack type code {dtype.code} cannot be "
+            raise BufferError(f"{a(what)} of the unknown DLPack type code {dtype.code} cannot be "
                               f"sent")
     return name if dtype.lanes == 1 else f"{name}x{dtype.lanes}"

@@ -5,6 +5,7 @@ from cpython.ref cimport Py_INCREF
 from libc.errno cimport EBUSY, EFAULT, EINVAL, ENOMEM, errno
 from libc.stdint cimport uint32_t, uint64_t
 from rocecomm.verbs.buffer cimport Buffer, acquire
+from rocecomm.verbs.dlpack cimport a
 from rocecomm.verbs.handle cimport Handle, u32, u64, verbs_error
 from rocecomm.verbs.libibverbs cimport *
 from rocecomm.verbs.pd cimport PD
@@ -40,7 +41,10 @@ cdef class MR(Handle):
         pd.ensure_open()        # a closed domain is the first thing to say
         buffer = acquire(obj, (bits & WRITES) != 0)
         if buffer.nbytes == 0:
-            raise ValueError(f"cannot register 0 bytes (a {type(obj).__name__} of shape "
+            what = obj
+            while isinstance(what, Buffer) and what.obj is not None:
+                what = what.obj
+            raise ValueError(f"cannot register 0 bytes ({a(type(what).__name__)} of shape "
                              f"{buffer.shape}); a message without data needs no registration")
         self.pd = pd
         self.buffer = buffer

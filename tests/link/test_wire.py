@@ -36,14 +36,30 @@ def test_a_short_header_ends_after_the_group():
 
 @pytest.mark.parametrize("name", ["bool", "int8", "uint8", "int16", "int32", "int64", "uint64",
                                   "float16", "float32", "float64", "complex64", "complex128",
-                                  "bfloat16"])
+                                  "bfloat16", "float128", "int2", "int4", "uint4", "float8_e5m2",
+                                  "float8_e4m3fn", "float4_e2m1fn_x2", "datetime64", "timedelta64[ns]",
+                                  "datetime64[D]", "datetime64[25s]", ">i2", ">f4", ">c16", ">M8[D]",
+                                  ">m8", ">m8[25us]", ">U3"])
 def test_dtype_codes_come_back(name):
     assert wire.dtype_name(wire.dtype_code(name)) == name
 
 
+@pytest.mark.parametrize("name", ["void64", "bytes16", "[('x', '<f4')]", "T{<f:x:}", ">V3", "w"])
+def test_structures_and_byte_strings_are_bytes(name):
+    assert wire.dtype_name(wire.dtype_code(name)) == "bytes"
+
+
+def test_vectors_have_the_dtype_of_their_elements_and_text_its_length():
+    assert wire.dtype_name(wire.dtype_code("float32x4")) == "float32"
+    assert wire.dtype_name(wire.dtype_code(np.dtype("U5").name)) == "U5"
+
+
 def test_dtype_codes_differ_and_foreign_byte_order_is_its_own():
     names = ["bool", "int8", "uint8", "int32", "uint32", "float32", "float16", "bfloat16",
-             "complex64", np.dtype(">f8").str, np.dtype("M8[D]").name]
+             "complex64", np.dtype(">f8").str, np.dtype(">i8").str, np.dtype(">c8").str,
+             np.dtype("M8[D]").name, np.dtype("M8[s]").name, np.dtype("M8[2s]").name,
+             np.dtype("m8[s]").name, np.dtype(">M8[s]").str, "float8_e4m3", "float8_e5m2", "str32",
+             "str64", "int4", "int2"]
     assert len({wire.dtype_code(n) for n in names}) == len(names)
 
 
