@@ -155,7 +155,8 @@ cdef class Communicator:
                      0 if any_tag else g.tag_arg(tag), any_tag, timeout)
 
     def iprobe(self, src, tag=0):
-        """As :meth:`probe`, but returns None at once if no such message is here. Moves traffic."""
+        """As :meth:`probe`, but returns None at once if no such message is here. Moves traffic.
+        Raises what ``probe`` does, so PeerDeadError if none can come any more."""
         cdef Engine g = self.engine
         cdef bint any_tag = tag is any_tag_object
         return iprobe(g, -1 if src is any_source else g.peer_arg(src, "src"),

@@ -120,7 +120,8 @@ class Collectives:
                 f"{self._engine.rank}: {error}", peer=error.peer,
                 peer_state=error.peer_state) from error
         if isinstance(error, PeerDeadError):
-            raise PeerDeadError(f"{operation.name} on rank {self._engine.rank}: {error}",
+            text = str(error).partition(": ")[2]            # without the plain name
+            raise PeerDeadError(f"{operation.name} on rank {self._engine.rank}: {text}",
                                 peer=error.peer) from error
 
     def _scratch(self, nbytes):

@@ -68,4 +68,5 @@ cdef class Base:
     cdef object fatal_error(self, str what)
     cdef object peer_error(self, int rank, str what)
     cdef void look_at(self, int rank, bint ask, view_t *view) noexcept
+    cdef list ranks_gone(self)
     cdef object timeout_error(self, str what, int rank, object timeout)

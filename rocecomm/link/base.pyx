@@ -10,10 +10,11 @@ from rocecomm.link.core cimport (
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_ONE, R_REGISTER,
     R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, collective, ended, find_group,
     free_all, group_t, pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init,
-    pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_get, rc_get_ptr, rc_lock, rc_now, rc_set_ptr,
-    rc_stamp, req_end, req_free, sig_t, status_t, uint32_t, unlink)
+    pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init, rc_get, rc_get8, rc_get_ptr, rc_lock, rc_now,
+    rc_set_ptr, rc_stamp, req_end, req_free, sig_t, status_t, uint32_t, unlink)
 from rocecomm.link.peer cimport beat
-from rocecomm.link.progress cimport W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, leave_call, poll_once, wait_turn
+from rocecomm.link.progress cimport (
+    W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, heartbeats, leave_call, poll_once, wait_turn)
 from rocecomm.link.wire cimport code_of, describe_sig
 from rocecomm.verbs.buffer cimport Buffer, acquire
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ
@@ -28,7 +29,7 @@ from ..config import USE_CONFIG, check_timeout
 from ..errors import ClosedError
 from ..verbs.mr import registration_hint
 from . import failure, wireup
-from .wire import dtype_name
+from .wire import OPERATIONS, dtype_name
 
 cnp.import_array()
 
@@ -156,6 +157,8 @@ cdef class Base:
         cdef bint owned
         with nogil:
             n = poll_once(self.e, True)
+            if n == 0:
+                heartbeats(self.e, rc_now())    # a program that only polls finds the dead, too
             owned = leave_call(self.e)
         if owned:
             self.reap()
@@ -273,16 +276,23 @@ cdef class Base:
         with nogil:
             rc_lock(&self.e.mutex, &self.e.want)
             p = self.e.peers[rank]
+            if self.e.untold == rank + 1:
+                self.e.untold = 0
             pthread_mutex_unlock(&self.e.mutex)
         return failure.lost_peer(
             what, rank, self.device, status=p.cause_status, opcode=p.cause_opcode,
             vendor=p.cause_vendor, err=p.cause_errno, nbytes=p.cause_bytes, left=bool(p.left),
             dead_after=self.config.dead_after)
 
+    cdef list ranks_gone(self):
+        return [i for i in range(self.size) if rc_get8(&self.e.peers[i].state) in (P_BROKEN, P_LEFT)]
+
     cdef object error_of(self, req_t *r, str what):
         """The exception for a request that has ended, None if it went well."""
         cdef int other
         cdef group_t *g
+        if collective(r) and r.sig.op < len(OPERATIONS):
+            what = OPERATIONS[r.sig.op]         # what the user called
         if not ended(r):
             g = find_group(self.e, r.group, False) if collective(r) else NULL
             if g != NULL and rc_get(<int *>&g.aborted):
@@ -300,11 +310,10 @@ cdef class Base:
             return failure.aborted(what, 1, self.rank, self.device, describe_sig(&r.sig),
                                    describe_sig(&r.other_sig), other, "")
         if r.status == R_BROKEN:
-            if r.peer < 0 and r.source < 0:
-                return failure.lost_peer(what, "any", self.device, status=12, opcode=19, vendor=0,
-                                         err=0, nbytes=0, left=False,
-                                         dead_after=self.config.dead_after)
-            return self.peer_error(other if other >= 0 else r.peer, what)
+            if r.peer < 0:
+                return failure.from_any(self.peer_error(r.source, f"{what} from any rank"),
+                                        len(self.ranks_gone()) < self.size - 1)
+            return self.peer_error(r.peer, what)
         if r.status == R_CANCELLED:
             return failure.cancelled(what)
         if r.status == R_REGISTER:
@@ -362,7 +371,7 @@ cdef class Base:
         if timeout is USE_CONFIG:
             timeout = self.default_timeout
         if rank < 0 or self.size == 1 or rank == self.rank:
-            detail = ("no matching message was sent" if rank < 0 else
+            detail = (failure.nothing_came(self.ranks_gone()) if rank < 0 else
                       "no other thread of this rank sent or received it")
             return failure.timed_out(what, rank, self.device, timeout, "unknown", detail)
         if timeout == 0:

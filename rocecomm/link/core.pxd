@@ -377,6 +377,7 @@ ctypedef struct engine_t:
     uint64_t order
     list_t any_posted
     list_t probes           # K_PROBE requests that wait
+    int32_t untold          # rank + 1 of a dead peer of which no wait for any source has been told
     list_t zombies          # ended, but their registration could not be removed yet
     req_t *done_owned       # ended, own a Python reference that a GIL holder must drop
     unx_t *unx_free

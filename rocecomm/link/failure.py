@@ -18,8 +18,8 @@ from ..errors import (
 from .statuses import CLOSED, NOT_RECONNECTED, OUT_OF_SEQUENCE, POST_FAILED, operation
 from .statuses import status as status_of
 
-__all__ = ["aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "lost_peer",
-           "no_memory", "one_sided", "registration", "size", "timed_out", "truncated"]
+__all__ = ["aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "from_any", "lost_peer",
+           "no_memory", "nothing_came", "one_sided", "registration", "size", "timed_out", "truncated"]
 
 
 def size(n):
@@ -67,6 +67,23 @@ def lost_peer(what, rank, device, *, status, opcode, vendor, err, nbytes, left, 
     return CompletionError(
         f"{what}: the connection to rank {rank} on {device} broke, as {request} ended with {row.name}"
         f"{code}: {why}", status=status, opcode=opcode, vendor_err=vendor, peer=rank)
+
+
+def from_any(error, others):
+    """``error`` ends a wait for any source; ``others``: whether another rank can still send."""
+    if others:
+        error.args = (f"{error}; the next call waits for the other ranks",)
+    return error
+
+
+def nothing_came(gone):
+    """A wait for any source got nothing; the ranks ``gone`` have closed or died."""
+    if not gone:
+        return "no matching message was sent"
+    ranks = ", ".join(map(str, gone))
+    return ("no matching message was sent; " +
+            (f"rank {ranks} has" if len(gone) == 1 else f"ranks {ranks} have") +
+            " closed or died and sends none any more")
 
 
 #: enum ibv_wc_opcode of write, read, fetch_add, compare_swap

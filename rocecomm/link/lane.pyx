@@ -131,17 +131,12 @@ cdef void end_lane(engine_t *e, peer_t *p) noexcept nogil:
 
 
 cdef void end_waits(engine_t *e, peer_t *p) noexcept nogil:
-    """Whoever waits for notifications of a lost peer; from any, when none is left."""
+    """Whoever waits for notifications of a lost peer."""
     cdef req_t *r = e.note_waits.head
     cdef req_t *after
-    cdef bint alone = True
-    cdef int32_t i
-    for i in range(e.size):
-        if e.peers[i].state == P_READY:
-            alone = False
     while r != NULL:
         after = r.next
-        if r.peer == p.rank or (r.peer < 0 and alone):
+        if r.peer == p.rank:
             unlink(&e.note_waits, r)
             req_end(e, r, R_BROKEN)
         r = after

@@ -8,6 +8,7 @@ target tells (NOTED) when half of it has been taken. A full window holds the nex
 write back at its sender, and all that is behind it there.
 """
 from libc.stdlib cimport realloc
+from rocecomm.link.anyone cimport to_tell
 from rocecomm.link.core cimport (
     K_NOTE, NOTE_WINDOW, P_READY, P_SELF, R_BROKEN, R_OK, S_DONE, S_QUEUED, engine_t, int32_t,
     lane_t, mark_dirty, peer_t, push, req_end, req_t, uint32_t, uint64_t, unlink)
@@ -129,19 +130,16 @@ cdef void serve(engine_t *e) noexcept nogil:
 
 
 cdef void start_wait(engine_t *e, req_t *r) noexcept nogil:
-    cdef int32_t i
-    cdef bint alone = e.size > 1
     r.kind = K_NOTE
     r.state = S_QUEUED
     push(&e.note_waits, r)
     serve(e)
     if r.state == S_DONE:
         return
-    for i in range(e.size):
-        if e.peers[i].state == P_READY:
-            alone = False
-    if (r.peer < 0 and alone) or (r.peer >= 0 and e.peers[r.peer].state != P_READY
-                                  and e.peers[r.peer].state != P_SELF):
+    if r.peer < 0:
+        r.source = to_tell(e)
+    if r.source >= 0 or (r.peer >= 0 and e.peers[r.peer].state != P_READY
+                         and e.peers[r.peer].state != P_SELF):
         unlink(&e.note_waits, r)
         req_end(e, r, R_BROKEN)
 

@@ -305,7 +305,7 @@ cdef list wait_notify(Base g, int source, object count, object timeout, bint wit
         if not ended(r):
             result = g.wait_reqs(&r, 1, False, deadline)
             if result == W_TIMEOUT and take_off(g, r):
-                raise g.timeout_error("wait_notify", source, timeout)
+                raise g.timeout_error(f"wait_notify of {n}", source, timeout)
         error = g.error_of(r, "wait_notify")
         if error is not None:
             raise error

@@ -10,6 +10,7 @@ the receiver has room for them beyond the grants. So credits cannot deadlock.
 """
 from libc.stdlib cimport malloc
 from libc.string cimport memcpy, memset, strlen
+from rocecomm.link.anyone cimport end_any
 from rocecomm.link.answer cimport answer_in_place, take_answers
 from rocecomm.link.core cimport (
     F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, RECYCLE, Q_BEAT, Q_INLINE,
@@ -451,7 +452,7 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
     end_probes(e, p.rank, R_BROKEN)
     end_pulls(e, &p.pulls)
     end_pulls(e, &p.reading)
-    end_any(e)
+    end_any(e, p)
     mark_dirty(e, p)                    # what it was lent is taken back
 
 
@@ -470,20 +471,8 @@ cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
     end_list(e, &p.posted, R_BROKEN)
     end_probes(e, p.rank, R_BROKEN)
     end_pulls(e, &p.pulls)
-    end_any(e)
+    end_any(e, p)
     mark_dirty(e, p)                    # what it was lent is taken back
-
-
-cdef void end_any(engine_t *e) noexcept nogil:
-    """Receives from any source end when nobody is left who could send."""
-    cdef int32_t i
-    if e.any_posted.head == NULL and e.probes.head == NULL:
-        return
-    for i in range(e.size):
-        if e.peers[i].state == P_READY:
-            return
-    end_list(e, &e.any_posted, R_BROKEN)
-    end_probes(e, -1, R_BROKEN)
 
 
 cdef void tell_failure(engine_t *e, peer_t *p) noexcept nogil:

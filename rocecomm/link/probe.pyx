@@ -6,11 +6,13 @@ that nobody waits for and that fits ends it. It takes nothing.
 """
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
+from rocecomm.link.anyone cimport to_tell
 from rocecomm.link.base cimport Base
 from rocecomm.link.core cimport (
-    F_ANYTAG, K_PROBE, P_READY, P_SELF, R_BROKEN, S_DONE, S_QUEUED, ended, engine_t, pthread_mutex_unlock, push,
-    rc_lock, rc_set8, req_end, req_free, req_new, req_t, unlink)
+    F_ANYTAG, K_PROBE, P_READY, P_SELF, R_BROKEN, S_DONE, S_QUEUED, ended, engine_t, int32_t, peer_t,
+    pthread_mutex_unlock, push, rc_lock, rc_now, rc_set8, req_end, req_free, req_new, req_t, unlink)
 from rocecomm.link.match cimport probe_now
+from rocecomm.link.peer cimport beat
 from rocecomm.link.progress cimport W_TIMEOUT, leave_call, poll_once
 
 from .status import Status
@@ -31,7 +33,7 @@ cdef object status_of(req_t *r):
 
 
 cdef object iprobe(Base g, int peer, uint64_t tag, bint any_tag):
-    """A Status, or None if no message waits that fits."""
+    """A Status, or None if no message waits that fits; raises if none can come any more."""
     cdef engine_t *e = g.e
     cdef req_t r
     cdef bint found
@@ -42,10 +44,37 @@ cdef object iprobe(Base g, int peer, uint64_t tag, bint any_tag):
     with nogil:
         poll_once(e, True)
         found = probe_now(e, &r)
+        if not found and lost(e, &r):
+            r.state = S_DONE
+            r.status = R_BROKEN
+        elif not found:
+            ask(e, peer)
         owned = leave_call(e)
     if owned:
         g.reap()
+    if r.state == S_DONE:
+        raise g.error_of(&r, "iprobe")
     return status_of(&r) if found else None
+
+
+cdef void ask(engine_t *e, int peer) noexcept nogil:
+    """A program that probes again and again waits for `peer` (-1: for all): is it there?"""
+    cdef int64_t now = rc_now()
+    cdef int32_t i
+    cdef peer_t *p
+    for i in range(e.size):
+        p = &e.peers[i]
+        if ((peer < 0 or i == peer) and p.state == P_READY
+                and now - p.beat_at >= (e.beat_near if p.near else e.beat_every)):
+            beat(e, p, True)
+
+
+cdef bint lost(engine_t *e, req_t *r) noexcept nogil:
+    """Whether there is no use in waiting: `r` asks for a peer that is gone."""
+    if r.peer < 0:
+        r.source = to_tell(e)
+        return r.source >= 0
+    return e.peers[r.peer].state != P_READY and e.peers[r.peer].state != P_SELF
 
 
 cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
@@ -68,7 +97,7 @@ cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
         g.leave()                       # first: making an object may run any finalizer
         return status_of(&found)
     rc_set8(&r.state, S_QUEUED)
-    if peer >= 0 and e.peers[peer].state != P_READY and e.peers[peer].state != P_SELF:
+    if lost(e, r):
         req_end(e, r, R_BROKEN)
     else:
         push(&e.probes, r)

@@ -10,6 +10,7 @@
            <----------WITHDRAWN----- the buffer is free
 """
 from libc.string cimport memcpy, memset
+from rocecomm.link.anyone cimport to_tell
 from rocecomm.link.core cimport (
     F_AGAIN, F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ,
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED,
@@ -159,6 +160,14 @@ cdef inline void sent(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
         req_end(e, r, R_OK)
 
 
+cdef void end_lost(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
+    """Ends a request that comes when its peer is gone already. A collective ends with it on all
+    ranks: those that do not exchange anything with the lost one would wait for this rank."""
+    if r.flags & F_COLL:
+        fail_group(e, r.group, 3 if p.left else 2, p.rank, NULL, True)
+    req_end(e, r, R_BROKEN)
+
+
 cdef void start_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     """Sends, or queues behind what waits already. Ends `r` at once if the peer is gone."""
     cdef int rc = 0
@@ -172,7 +181,7 @@ cdef void start_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
         send_self(e, r)
         return
     if p.state != P_READY:
-        req_end(e, r, R_BROKEN)
+        end_lost(e, p, r)
         return
     r.t0 = rc_now() if p.sends.head != NULL or not eager_credit(p) else 0
     if p.sends.head == NULL:
@@ -187,8 +196,10 @@ cdef void start_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     elif rc == 0:
         push(&p.sends, r)
         mark_dirty(e, p)
+    elif rc == -2:
+        req_end(e, r, R_REGISTER)
     else:
-        req_end(e, r, R_REGISTER if rc == -2 else R_BROKEN)
+        end_lost(e, p, r)
 
 
 cdef void small_again(engine_t *e, peer_t *p) noexcept nogil:
@@ -361,7 +372,7 @@ cdef void accept(engine_t *e, peer_t *p, req_t *r, const rc_header *h, const cha
     came behind the header."""
     r.status = verdict(r, h)
     if p.state != P_READY:
-        req_end(e, r, R_BROKEN)         # it left before we could pull
+        end_lost(e, p, r)               # it left before we could pull
         return
     rc_set8(&r.state, S_PULLING)
     r.r_addr = h.addr
@@ -477,11 +488,16 @@ cdef void start_receive(engine_t *e, req_t *r, bint again) noexcept nogil:
     if u != NULL:
         take_stored(e, p, u, r)
     elif r.peer >= 0 and e.peers[r.peer].state != P_READY and e.peers[r.peer].state != P_SELF:
-        req_end(e, r, R_BROKEN)
-    elif again:
-        repost_receive(e, r)
+        end_lost(e, &e.peers[r.peer], r)
     else:
-        post_receive(e, r)
+        if r.peer < 0 and r.group == 0:
+            r.source = to_tell(e)
+        if r.source >= 0:
+            req_end(e, r, R_BROKEN)
+        elif again:
+            repost_receive(e, r)
+        else:
+            post_receive(e, r)
 
 
 cdef void take_stored(engine_t *e, peer_t *p, unx_t *u, req_t *r) noexcept nogil:

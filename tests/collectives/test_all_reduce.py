@@ -175,6 +175,7 @@ def counts_differ(comm, counts):
         comm.all_reduce(np.zeros(counts[comm.rank], "f4"), timeout=20)
     except MismatchError as error:
         text = str(error)
+        assert text.startswith("all_reduce: ")          # what was called, not the message that found it
     else:
         return "no error"
     with pytest.raises(RocecommError):
@@ -244,6 +245,25 @@ def one_leaves(comm):
 def test_a_rank_that_leaves_is_an_error_for_the_others(world, scale):
     results = world(3, one_leaves)
     assert max(results) < 8 * scale.time
+
+
+def left_before(comm):
+    """Rank 1 knows that rank 2 has left before it begins; rank 0 exchanges nothing with rank 2."""
+    if comm.rank == 2:
+        return True
+    if comm.rank == 1:
+        with pytest.raises(PeerDeadError):
+            comm.recv(bytearray(1), 2)
+    for _ in range(2):
+        with pytest.raises(PeerDeadError, match="^all_reduce") as caught:
+            comm.all_reduce(np.zeros(1000, "f4"), timeout=60)
+        assert caught.value.peer == 2 and "irecv" not in str(caught.value)
+    return True
+
+
+def test_a_rank_that_left_before_is_an_error_for_those_behind_its_neighbours(world):
+    """F3, F6: they are told, and do not wait for their timeout."""
+    assert world(3, left_before) == [True] * 3
 
 
 def absent(comm):

@@ -115,6 +115,94 @@ def test_any_source_ends_when_nobody_is_left(world):
     assert world(3, any_of_the_living, mortal=[1, 2])[0]
 
 
+def told_of_a_death(comm, kind):
+    """Rank 0 waits for any source, before rank 1 dies or (rank 2 says when) after it."""
+    from rocecomm import ANY_SOURCE
+    if comm.rank == 1:
+        comm.recv(bytearray(1), 0)
+        die()
+    if comm.rank == 2:
+        if kind == "later":
+            with pytest.raises(PeerDeadError):
+                comm.recv(bytearray(1), 1)
+            comm.send(b"2", 0)
+        comm.recv(bytearray(1), 0)
+        comm.send(b"2", 0, tag=5)
+        return True
+    waits = {"recv": lambda: comm.recv(bytearray(1), ANY_SOURCE, tag=5),
+             "irecv": lambda: comm.irecv(bytearray(1), ANY_SOURCE, tag=5).wait(),
+             "probe": lambda: comm.probe(ANY_SOURCE, tag=5),
+             "notify": lambda: comm.wait_notify(ANY_SOURCE),
+             "later": lambda: comm.recv(bytearray(1), ANY_SOURCE, tag=5)}
+    comm.send(b"x", 1)
+    if kind == "later":
+        comm.recv(bytearray(1), 2)
+    name = {"later": "recv", "notify": "wait_notify"}.get(kind, kind)
+    with pytest.raises(PeerDeadError, match=f"{name} from any rank: rank 1 .*; the next call waits for the "
+                       "other ranks") as caught:
+        waits[kind]()
+    assert caught.value.peer == 1
+    comm.send(b"g", 2)
+    got = bytearray(1)
+    assert comm.recv(got, ANY_SOURCE, tag=5) == 1 and got == b"2"      # told once
+    return True
+
+
+@pytest.mark.parametrize("kind", ["recv", "irecv", "probe", "notify", "later"])
+def test_waits_for_any_source_are_told_of_a_death_once(soft_world, kind):
+    """F3: recv, probe and wait_notify from anybody; after it they go on with the living."""
+    assert soft_world(3, told_of_a_death, kind, mortal=[1], timeout=60)[::2] == [True, True]
+
+
+def nobody_left(comm, dies):
+    from rocecomm import ANY_SOURCE
+    if comm.rank == 1:
+        comm.recv(bytearray(1), 0)
+        return die() if dies else True
+    comm.send(b"x", 1)
+    with pytest.raises(PeerDeadError):
+        comm.recv(bytearray(1), 1)
+    for call in (lambda: comm.recv(bytearray(1), ANY_SOURCE), lambda: comm.probe(ANY_SOURCE),
+                 lambda: comm.irecv(bytearray(1), ANY_SOURCE).wait(), lambda: comm.iprobe(ANY_SOURCE),
+                 lambda: comm.wait_notify(ANY_SOURCE), lambda: comm.iprobe(1), lambda: comm.probe(1)):
+        with pytest.raises(PeerDeadError, match="rank 1 ") as caught:
+            call()
+        assert caught.value.peer == 1
+    return True
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_nobody_is_waited_for_when_all_have_gone(soft_world, dies):
+    """F3, F4: calls that begin after the others died or closed fail at once, not at their timeout."""
+    assert soft_world(2, nobody_left, dies, mortal=[1] if dies else [], timeout=60)[0]
+
+
+def polls(comm, kind):
+    if comm.rank == 1:
+        comm.recv(bytearray(1), 0)
+        die()
+    comm.send(b"x", 1)
+    start = time.monotonic()
+    request = None if kind == "iprobe" else comm.irecv(bytearray(1), 1)
+    with pytest.raises(PeerDeadError, match="rank 1 "):
+        while time.monotonic() < start + 40:
+            if kind == "iprobe":
+                assert comm.iprobe(1) is None
+            elif kind == "test":
+                if request.test():
+                    request.wait()
+            elif comm.progress() >= 0 and request.done:
+                request.wait()
+            time.sleep(0.01)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("kind", ["iprobe", "test", "progress"])
+def test_a_program_that_polls_finds_a_dead_peer(world, scale, kind):
+    """F3: nothing waits, so whoever only looks now and then has to ask whether the peer lives."""
+    assert world(2, polls, kind, mortal=[1])[0] < 0.7 + 5 * scale.time
+
+
 # ----------------------------------------------------------------------- closed by itself
 
 def leaves(comm):

@@ -1,0 +1,1 @@
+"""Waits for any source, when a peer is gone; nothing for Python in here."""
