@@ -410,7 +410,7 @@ cdef class Base:
             state = "busy"
         elif now.status.beats == first_beats:
             detail = ("the peer's process is stopped (SIGSTOP, a debugger, or starved of CPU) inside "
-                      "a rocecomm call; let it continue")
+                      "a rocecomm call; let it continue, with kill -CONT if it is stopped")
             state = "stopped"
         else:
             detail = ("the peer is alive and itself waiting in a rocecomm call, for something else; "
