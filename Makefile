@@ -43,9 +43,9 @@ asan: ## the C tests and the test suite with softnic and extensions under ASan a
 	@tools/setup.sh test stock
 	@tools/asan.sh $(ARGS)
 
-tsan: ## the C tests under the thread sanitizer
-	@tools/setup.sh
-	@SAN=thread $(PY) tools/ctest.py $(ARGS)
+tsan: ## the C tests, and the tests that use threads, under the thread sanitizer
+	@tools/setup.sh test
+	@tools/tsan.sh $(ARGS)
 
 bench: ## rocecomm against MPI, gloo, pyzmq, UCXX and perftest, in one run; ARGS='--rows PATTERN'
 	@tools/setup.sh torch mpi perftest plot bench

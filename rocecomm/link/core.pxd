@@ -14,7 +14,7 @@ from rocecomm.link.sync cimport (
     pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_t, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_t, pthread_mutex_trylock, pthread_mutex_unlock, rc_cond_init,
     rc_cond_wait, rc_count, rc_counted, rc_cpu_now, rc_get, rc_get64, rc_get8, rc_get_ptr, rc_let_others, rc_lock, rc_now, rc_set,
-    rc_set64, rc_set8, rc_set_ptr, rc_stamp)
+    rc_set64, rc_set8, rc_set_ptr, rc_show, rc_stamp)
 from rocecomm.link.wire cimport rc_header, sig_t
 from rocecomm.verbs.libibverbs cimport (
     ibv_ah_attr, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq, ibv_wc)

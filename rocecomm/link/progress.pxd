@@ -1,6 +1,6 @@
 # cython: language_level=3
 from libc.stdint cimport int64_t
-from rocecomm.link.core cimport engine_t, pthread_mutex_unlock, rc_count, rc_stamp, req_t
+from rocecomm.link.core cimport engine_t, pthread_mutex_unlock, rc_count, rc_show, rc_stamp, req_t
 
 cdef enum:
     # what wait_turn answers
@@ -23,7 +23,7 @@ cdef inline bint leave_call(engine_t *e) noexcept nogil:
     `done_owned` has something to reap."""
     cdef inline bint owned = e.done_owned != NULL
     rc_count(&e.status.beats)
-    e.status.stamp = rc_stamp()
+    rc_show(&e.status.stamp, rc_stamp())
     if e.followers or e.asleep or e.worker_asleep:
         wake(e)
     pthread_mutex_unlock(&e.mutex)

@@ -9,7 +9,7 @@ from rocecomm.link.core cimport (
     F_ANNOUNCE, F_COLL, P_BROKEN, P_LEFT, P_READY, P_SELF, POLL_BATCH, RECYCLE_SOON, S_DONE, S_PULLING, TEXT_MAX,
     WR_LANE, WR_RECV, abort_t, device_failed, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
     poke_worker, pthread_cond_broadcast, pthread_mutex_unlock, rc_cond_wait, rc_count, rc_cpu_now, rc_get64,
-    rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_stamp, req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
+    rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_show, rc_stamp, req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
 from rocecomm.link.answer cimport take_answers
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.lane_post cimport drain_lane
@@ -408,7 +408,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
         result = W_DONE if all_done(e, reqs, n, any_) else W_CLOSED
         pthread_mutex_unlock(&e.mutex)
         return result
-    e.status.in_call += 1
+    rc_count(&e.status.in_call)
     rc_count(&e.status.beats)
     spin = e.spin
     while True:
@@ -503,7 +503,7 @@ cdef int wait_turn(engine_t *e, req_t **reqs, int n, bint any_, int64_t deadline
         break
     if not e.leader:
         hand_back(e)
-    e.status.in_call -= 1
-    e.status.stamp = rc_stamp()
+    rc_show(&e.status.in_call, e.status.in_call - 1)
+    rc_show(&e.status.stamp, rc_stamp())
     pthread_mutex_unlock(&e.mutex)
     return result

@@ -60,10 +60,10 @@ cdef extern from *:
     static inline uint64_t rc_get64(uint64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
     static inline void rc_set(int *p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
     static inline int rc_get(int *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-    /* A counter that one thread at a time changes (it holds the mutex) and others read without. */
-    static inline void rc_count(uint64_t *p) {
-        __atomic_store_n(p, __atomic_load_n(p, __ATOMIC_RELAXED) + 1, __ATOMIC_RELAXED);
-    }
+    /* What status_t shows: one thread at a time changes it (it holds the mutex); other threads, and peers
+       by RDMA, read it at any time. */
+    static inline void rc_show(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+    static inline void rc_count(uint64_t *p) { rc_show(p, __atomic_load_n(p, __ATOMIC_RELAXED) + 1); }
     static inline uint64_t rc_counted(uint64_t *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
     static inline void rc_set_ptr(void *p, void *v) { __atomic_store_n((void **)p, v, __ATOMIC_RELEASE); }
     static inline void *rc_get_ptr(void *p) { return __atomic_load_n((void **)p, __ATOMIC_ACQUIRE); }
@@ -89,6 +89,7 @@ cdef extern from *:
     uint64_t rc_get64(uint64_t *) noexcept nogil
     void rc_set(int *, int) noexcept nogil
     int rc_get(int *) noexcept nogil
+    void rc_show(uint64_t *, uint64_t) noexcept nogil
     void rc_count(uint64_t *) noexcept nogil
     uint64_t rc_counted(uint64_t *) noexcept nogil
     void rc_set_ptr(void *, void *) noexcept nogil

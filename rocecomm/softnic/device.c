@@ -82,24 +82,29 @@ unsigned sn_device_index(struct ibv_context *context)
 	return sn_device_number(context->device);
 }
 
+static void name_devices(void)
+{
+	for (int i = 0; i < MAX_DEVICES; i++) {
+		struct ibv_device *d = &devices[i].ibv;
+		d->node_type = IBV_NODE_CA;
+		d->transport_type = IBV_TRANSPORT_IB;
+		snprintf(d->dev_name, sizeof(d->dev_name), "uverbs-soft%d", i);
+		snprintf(d->dev_path, sizeof(d->dev_path), "/sys/class/infiniband_verbs/uverbs-soft%d", i);
+		snprintf(d->ibdev_path, sizeof(d->ibdev_path), "/sys/class/infiniband/soft%d", i);
+		snprintf(d->name, sizeof(d->name), "soft%d", i);
+	}
+}
+
 SN_EXPORT struct ibv_device **ibv_get_device_list(int *num)
 {
+	static pthread_once_t named = PTHREAD_ONCE_INIT; /* several threads may ask at the same time */
 	int n = (int)setting("ROCECOMM_SOFT_DEVICES", 1, 1, MAX_DEVICES);
 	struct ibv_device **list = calloc((size_t)n + 1, sizeof(*list));
 	if (num)
 		*num = list ? n : 0;
-	for (int i = 0; list && i < n; i++) {
-		struct ibv_device *d = &devices[i].ibv;
-		if (!d->name[0]) {
-			d->node_type = IBV_NODE_CA;
-			d->transport_type = IBV_TRANSPORT_IB;
-			snprintf(d->dev_name, sizeof(d->dev_name), "uverbs-soft%d", i);
-			snprintf(d->dev_path, sizeof(d->dev_path), "/sys/class/infiniband_verbs/uverbs-soft%d", i);
-			snprintf(d->ibdev_path, sizeof(d->ibdev_path), "/sys/class/infiniband/soft%d", i);
-			snprintf(d->name, sizeof(d->name), "soft%d", i);
-		}
-		list[i] = d;
-	}
+	pthread_once(&named, name_devices);
+	for (int i = 0; list && i < n; i++)
+		list[i] = &devices[i].ibv;
 	return list;
 }
 

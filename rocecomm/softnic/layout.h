@@ -391,7 +391,10 @@ static inline struct sn_rslot *sn_rslot_at(struct sn_seg *seg, const struct sn_r
 /* The entry that was posted at position `pos` of the queue. */
 static inline uint32_t sn_rq_item(struct sn_seg *seg, const struct sn_rq *rq, uint32_t pos)
 {
-	return rq->ordered ? pos & (rq->size - 1) : ((uint32_t *)sn_at(seg, rq->ring))[pos & (rq->size - 1)];
+	/* atomic: prefetch_next() looks at an entry that may be a new one by then */
+	return rq->ordered ? pos & (rq->size - 1)
+			   : atomic_load_explicit((_Atomic uint32_t *)sn_at(seg, rq->ring) + (pos & (rq->size - 1)),
+						  memory_order_relaxed);
 }
 static inline struct sn_swqe *sn_swqe_at(struct sn_seg *seg, const struct sn_sq *sq, uint32_t pos)
 {

@@ -130,7 +130,8 @@ static int post_locked(struct sn_ctx *ctx, struct sn_rq *rq, struct sn_free_list
 		if (err)
 			break;
 		fill(ctx->seg, rq, *wr, item, SN_QPS);
-		((uint32_t *)sn_at(ctx->seg, rq->ring))[tail & (rq->size - 1)] = item;
+		atomic_store_explicit((_Atomic uint32_t *)sn_at(ctx->seg, rq->ring) + (tail & (rq->size - 1)), item,
+				      memory_order_relaxed);
 		atomic_store_explicit(&rq->tail, ++tail, memory_order_release);
 	}
 	*waited = was_waited_for(rq);
