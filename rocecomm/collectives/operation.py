@@ -64,7 +64,10 @@ class Operation:
         for request in self._requests:
             if not request.done:
                 request.cancel()
-        if not isinstance(error, (MismatchError, PeerDeadError)):
+        if isinstance(error, PeerDeadError):
+            # a death found before this collective had anything under way to that rank
+            self.engine.abort(self.sig, self._reason(error), -1 if error.peer is None else error.peer)
+        elif not isinstance(error, MismatchError):
             self.engine.abort(self.sig, self._reason(error))
 
     def _reason(self, error):

@@ -5,8 +5,8 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from rocecomm.link.closing cimport finish
 from rocecomm.link.core cimport (
-    SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t, peer_t, pthread_mutex_unlock,
-    rc_lock, rc_now, req_t, uint32_t, uint64_t, unx_t)
+    P_BROKEN, SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t, peer_t,
+    pthread_mutex_unlock, rc_lock, rc_now, req_t, uint32_t, uint64_t, unx_t)
 from rocecomm.link.peer cimport fail_group
 from rocecomm.link.progress cimport W_DONE, W_TIMEOUT, poll_once, wake
 from rocecomm.link.region cimport retry_held
@@ -147,6 +147,10 @@ cdef class Engine(Links):
         if g == NULL:
             self.leave()
             raise MemoryError("no memory for another group")
+        for i in range(self.e.size):
+            # it cannot end. Who left may have done its part before, and then all is well
+            if self.e.peers[i].state == P_BROKEN and not self.e.peers[i].left:
+                fail_group(self.e, group, 2, i, NULL, True)
         if not g.aborted:
             g.seq += 1
             sig.s.coll_seq = g.seq
@@ -181,7 +185,7 @@ cdef class Engine(Links):
         return start(self, True, buf, self.peer_arg(src, "src"),
                      sig.s.coll_seq << 24 | <uint64_t>step, False, sig.s.group, &sig.s, offset, nbytes)
 
-    def abort(self, sig_or_group, text):
+    def abort(self, sig_or_group, text, int gone=-1):
         """Fails a group on all ranks; see engine.pyi. Never raises."""
         cdef abort_t why
         cdef bytes raw = str(text).encode("utf-8", "replace")[:TEXT_MAX - 1]
@@ -194,7 +198,10 @@ cdef class Engine(Links):
             self.enter()
         except RocecommError:
             return
-        fail_group(self.e, group, 4, -1, &why, True)
+        if 0 <= gone < self.e.size:
+            fail_group(self.e, group, 3 if self.e.peers[gone].left else 2, gone, NULL, True)
+        else:
+            fail_group(self.e, group, 4, -1, &why, True)
         poll_once(self.e, False)
         self.leave()
 

@@ -419,6 +419,34 @@ def test_twenty_killed_ranks(world, scale):
         killed_rank(world, scale, seed)
 
 
+def known_before(comm, left):
+    """Messages have told all of a death; no collective has begun, and most ranks do nothing with the dead
+    one in theirs."""
+    gone = comm.size // 2
+    if comm.rank == gone:
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return None
+    with pytest.raises(PeerDeadError):
+        comm.recv(bytearray(1), gone)
+    start = time.monotonic()
+    for call in (comm.barrier, lambda: comm.all_reduce(np.ones(4)), lambda: comm.all_reduce(np.ones(10**5))):
+        with pytest.raises(PeerDeadError, match=f"rank {gone} (died|does not answer|closed|has closed)"):
+            call()
+    took = time.monotonic() - start
+    # nobody leaves before all know: it is that rank of which they hear
+    others = [r for r in range(comm.size) if r not in (comm.rank, gone)]
+    comm.wait_all([comm.irecv(bytearray(1), r) for r in others] + [comm.isend(b"x", r) for r in others])
+    return took
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["died", "left"])
+def test_a_collective_ends_at_once_after_a_death_that_messages_told_of(world, scale, left):
+    ranks = 6 if scale.share == 1 else scale.ranks
+    results = world(ranks, known_before, left, mortal=[ranks // 2])
+    assert max(r for i, r in enumerate(results) if i != ranks // 2) < 5 * scale.time
+
+
 def interrupted(comm):
     """Ctrl-C in a collective of which the others are not part yet."""
     if comm.rank == 0:

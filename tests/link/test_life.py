@@ -85,8 +85,22 @@ def test_the_end_of_the_interpreter(scale, tmp_path, name):
     end_of_the_interpreter("soft0", scale, tmp_path, name)
 
 
+KILLED = {
+    "killed": ("import signal\nos.kill(os.getpid(), signal.SIGKILL)", -9),
+    "Ctrl-C": ("import signal\nos.kill(os.getpid(), signal.SIGINT); time.sleep(5)", -2),
+}
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [*ENDINGS, *KILLED])
+def test_fifty_ends_of_each_kind(scale, tmp_path, name):
+    for _ in range(scale.rounds(50)):
+        end_of_the_interpreter("soft0", scale, tmp_path, name)
+
+
 def end_of_the_interpreter(device, scale, tmp_path, name):
-    code, expected = ENDINGS[name]
+    code, expected = {**ENDINGS, **KILLED}[name]
     (tmp_path / "s.py").write_text(SCRIPT % code)
     start = time.monotonic()
     ranks = [subprocess.Popen([sys.executable, tmp_path / "s.py"], cwd=ROOT, text=True,
@@ -98,6 +112,8 @@ def end_of_the_interpreter(device, scale, tmp_path, name):
             assert rank.returncode == expected, err
             if name == "uncaught":
                 assert err.count("Traceback") == 1 and "ZeroDivisionError: mine" in err
+            elif name == "Ctrl-C":
+                assert err.count("Traceback") == 1 and err.endswith("KeyboardInterrupt\n")
             elif name != "a thread waits":
                 assert err == ""
             assert out == "" and "Exception ignored" not in err

@@ -1,5 +1,6 @@
 """Carries a program out on one rank and writes down what it saw."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -113,6 +114,10 @@ class Rank(OneSided):
         if status is not None:
             o.end, o.source, o.told_tag, o.nbytes = "seen", *status[:3]
 
+    def do_probe(self, op):
+        with contextlib.suppress(TimeoutError):
+            self.saw(op, self.comm.probe(*self.names(op), timeout=op.timeout))
+
     def do_probe_recv(self, op):
         buffer, buf, o = self.receives(op)
         try:
@@ -147,6 +152,22 @@ class Rank(OneSided):
         o.cancelled_at = op.at
         if request.cancel():
             assert request.done and "cancelled" in str(request.error)
+
+    def do_awaits(self, op):
+        """Awaited together for a while; then the tasks are cancelled, and the requests with them."""
+        async def of(request):
+            with contextlib.suppress(RocecommError):
+                await request
+
+        async def some():
+            tasks = {asyncio.ensure_future(of(self.requests[at][0])): at for at in op.of}
+            _, pending = await asyncio.wait(tasks, timeout=op.timeout)
+            for task in pending:
+                self.requests[tasks[task]][2].cancelled_at = op.at
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+        asyncio.run(some())
 
     # --------------------------------------------------------------------------- outcomes
     def into(self, o, buffer, call):

@@ -78,7 +78,7 @@ def check(program, outcomes):
             mine = [o for o in outcomes if o.kind == "receive" and o.rank == rank]
             wrong += check_order(program, mine, taken, withdrawn, threads)
             wrong += check_probes(program, [o for o in outcomes if o.kind == "probe" and o.rank == rank],
-                                  mine)
+                                  mine, withdrawn)
     return wrong
 
 
@@ -99,21 +99,22 @@ def check_one(program, o, taken, sends):
         yield f"{o.nbytes} bytes told of message {o.number} {message}"
 
 
+def excused(program, o, withdrawn):
+    """A receive that met a message which was withdrawn then waits on in its old place, and
+    meanwhile others went by, or were seen by a probe."""
+    return any(fits(o, program.messages[n]) and program.messages[n][1] == o.rank for n in withdrawn)
+
+
 def check_order(program, receives, taken, withdrawn, threads):
     def before(m, n):
         """Whether `m` was certainly sent before `n`, by the same rank."""
         return (program.messages[m][0] == program.messages[n][0] and threads[m][0] == threads[n][0]
                 and threads[m][1] < threads[n][1])
 
-    def excused(o):
-        """A receive that met a message which was withdrawn then waits on in its old place, and
-        meanwhile others went by."""
-        return any(fits(o, program.messages[n]) and program.messages[n][1] == o.rank for n in withdrawn)
-
     to_rank = [n for n in taken if receives and program.messages[n][1] == receives[0].rank]
     done = [o for o in receives if o.end in ("got", "truncated")]
     for o in done:
-        if excused(o):
+        if excused(program, o, withdrawn):
             continue
         for m in to_rank:               # it took a message, while an earlier one was there
             if m != o.number and before(m, o.number) and fits(o, program.messages[m]) \
@@ -122,13 +123,13 @@ def check_order(program, receives, taken, withdrawn, threads):
                        f"{program.messages[o.number]}: {o}, {taken[m]}")
         message = program.messages[o.number]
         for r in receives:              # it took a message, while an earlier receive waited
-            if r is o or not posted_before(r, o) or not fits(r, message) or excused(r):
+            if r is o or not posted_before(r, o) or not fits(r, message) or excused(program, r, withdrawn):
                 continue
             if r.end == "left" or (r.end in ("got", "truncated") and before(o.number, r.number)):
                 yield f"message {o.number} {message} passed an earlier receive: {r} for {o}"
 
 
-def check_probes(program, probes, receives):
+def check_probes(program, probes, receives, withdrawn):
     for o in probes:
         if o.end != "seen":
             continue
@@ -140,7 +141,7 @@ def check_probes(program, probes, receives):
             continue
         for r in receives:
             if r.end in ("got", "truncated") and r.number == fitting[0] and program.threads == 1 \
-                    and posted_before(r, o):
+                    and posted_before(r, o) and not excused(program, r, withdrawn):
                 yield f"a probe told of a message that was spoken for: {o}, {r}"
 
 

@@ -12,11 +12,11 @@ from property.model import ADDS, SWAPS, Outcome
 
 from rocecomm import ANY_SOURCE, CompletionError, TimeoutError
 
-STRIPE = 512
+STRIPE = 4096
 MARK = 8
 HEAD = 64
-KINDS = ("put", "put", "iput", "putv", "get", "iget", "getv", "add", "add", "iadd", "swap", "mark", "mark",
-         "notify", "notify", "listen", "closed", "close")
+KINDS = ("put", "put", "iput", "putv", "iputv", "get", "iget", "getv", "igetv", "add", "add", "iadd", "swap",
+         "mark", "mark", "notify", "notify", "listen", "closed", "close")
 
 
 def stripe(program, rank, thread):
@@ -33,17 +33,34 @@ def make(maker, rank):
     rng = maker.rng
     do = rng.choice(KINDS)
     offset = rng.randrange(MARK, STRIPE)
-    size = rng.choice((0, 1, 8, 100, STRIPE))
+    size = rng.choice((0, 1, 8, 100, STRIPE // 8, STRIPE))
     maker.op(rank, do, target=rng.randrange(maker.p.ranks), offset=offset,
              capacity=min(size, STRIPE - offset), value=rng.randrange(1, 1000), timeout=0.02)
 
 
 def pieces(op):
-    """The bytes of an operation as three pieces: offsets and lengths."""
-    n = op.capacity
-    cuts = [0, n // 3, n // 2, n]
-    at = np.array(cuts[:-1])
-    return at, op.offset + at, np.diff(cuts)
+    """The bytes of an operation in pieces, in any order on both sides: where each lies in the local
+    buffer, where in the stripe, and how long it is. Up to 700, some of them empty, so that there are
+    more than fit in one chain of work requests."""
+    rng = np.random.default_rng([op.at, op.value])
+    many = (0, 1, 3, 3, 40, 700)[op.value % 6]
+    cuts = np.sort(rng.integers(0, op.capacity + 1, many))
+    ends = np.concatenate([[0], cuts, [op.capacity]])
+    lengths = np.diff(ends)
+    remote = ends[:-1]
+    local = np.empty_like(remote)
+    order = rng.permutation(len(lengths))                   # of the pieces in the local buffer
+    local[order] = np.cumsum(lengths[order]) - lengths[order]
+    turn = rng.permutation(len(lengths))                    # in which they are named
+    kind = ("i8", "u8", "i4", "u2")[op.value % 4]
+    return local[turn].astype(kind), remote[turn].astype(kind), lengths[turn].astype(kind)
+
+
+def strided(array):
+    """The same numbers, every second cell of an array."""
+    wide = np.full(2 * len(array), 7, array.dtype)
+    wide[::2] = array
+    return wide[::2]
 
 
 class OneSided:
@@ -112,10 +129,29 @@ class OneSided:
         data = self.bytes_of(op)
         self.writes.append((self.comm.iwrite(data, remote, at), data))
 
-    def do_putv(self, op):
+    def vector(self, op):
+        """The arguments of writev and readv behind the buffer, and where each byte of the local buffer is
+        from in the order of the stripe."""
         remote, at = self.where(op)
-        local, _, lengths = pieces(op)
-        self.comm.writev(self.bytes_of(op), remote, local, at + local, lengths, timeout=20)
+        local, away, lengths = pieces(op)
+        moved = np.empty(op.capacity, int)
+        for here, there, n in zip(local.tolist(), away.tolist(), lengths.tolist(), strict=True):
+            moved[here:here + n] = range(there, there + n)
+        away = away.astype("i8") + at
+        if op.value % 5 == 0:
+            local, away, lengths = strided(local), strided(away), strided(lengths)
+        return (remote, local, away, lengths), moved
+
+    def do_putv(self, op):
+        args, moved = self.vector(op)
+        self.comm.writev(self.bytes_of(op)[moved], *args, timeout=20)
+
+    def do_iputv(self, op):
+        args, moved = self.vector(op)
+        data = self.bytes_of(op)[moved]
+        self.writes.append((self.comm.iwritev(data, *args), data))
+        for array in args[1:]:
+            array[:] = 0                # they were copied
 
     def read_back(self, op, read):
         got = np.full(op.capacity, 99, "u1")
@@ -131,10 +167,20 @@ class OneSided:
     def do_iget(self, op):
         self.read_back(op, lambda got, remote, at: self.comm.iread(got, remote, at).wait(20))
 
-    def do_getv(self, op):
-        local, _, lengths = pieces(op)
-        self.read_back(op, lambda got, remote, at: self.comm.readv(
-            got, remote, local, at + local, lengths, timeout=20))
+    def do_getv(self, op, wait=True):
+        args, moved = self.vector(op)
+
+        def read(got, remote, at):
+            here = np.full(op.capacity, 99, "u1")
+            if wait:
+                self.comm.readv(here, *args, timeout=20)
+            else:
+                self.comm.ireadv(here, *args).wait(20)
+            got[moved] = here
+        self.read_back(op, read)
+
+    def do_igetv(self, op):
+        self.do_getv(op, wait=False)
 
     def atomic(self, op, word, compare=-1):
         self.outcomes[op.at, "atomic"] = o = Outcome(op.at, "atomic", "", rank=self.me, thread=op.thread)

@@ -155,8 +155,9 @@ class Maker:
         elif what < 0.07:
             self.op(rank, "progress")
         elif what < 0.13:
-            self.op(rank, "iprobe", src=rng.choice((None, rng.randrange(self.p.ranks))),
-                    tag=rng.choice((None, *TAGS)))
+            do = rng.choice(("iprobe", "iprobe", "probe"))
+            self.op(rank, do, src=rng.choice((None, rng.randrange(self.p.ranks))),
+                    tag=rng.choice((None, *TAGS)), timeout=rng.choice((0.0, 0.003)))
         elif what < 0.36 and self.p.one_sided and self.rng.random() < 0.6:
             one_sided.make(self, rank)
         elif what < 0.24:
@@ -186,7 +187,11 @@ class Maker:
             return
         some = rng.sample(waiting, rng.randint(1, min(4, len(waiting))))
         if self.p.cancels and rng.random() < 0.6:
-            self.op(rank, "cancel", thread, of=(some[0].at,))
+            if rng.random() < 0.3:
+                self.op(rank, "awaits", thread, of=tuple(op.at for op in some),
+                        timeout=rng.choice((0.0, 0.003)))
+            else:
+                self.op(rank, "cancel", thread, of=(some[0].at,))
             return
         do = rng.choice(("wait_all", "wait_any", "test", "wait"))
         self.op(rank, do, thread, of=tuple(op.at for op in some[:1 if do in ("test", "wait") else 4]),

@@ -74,12 +74,23 @@ LIMITS = {
     "all announced": {"ROCECOMM_EAGER_LIMIT": "0"},
     "nothing stored": {"ROCECOMM_UNEXPECTED_LIMIT": "0", "ROCECOMM_EAGER_LIMIT": "65536"},
     "short messages": {"ROCECOMM_SOFT_MAX_MSG": "4096"},
+    "a progress thread": {"ROCECOMM_PROGRESS": "thread"},
+    "hardly anything": {"ROCECOMM_PEER_CREDITS": "2", "ROCECOMM_RECV_POOL": "16",
+                        "ROCECOMM_EAGER_LIMIT": "100", "ROCECOMM_UNEXPECTED_LIMIT": "4096",
+                        "ROCECOMM_PROGRESS": "thread"},
+    # from here on in `make stress` alone
+    "large slots": {"ROCECOMM_EAGER_LIMIT": "1M", "ROCECOMM_RECV_POOL": "16", "ROCECOMM_PEER_CREDITS": "2"},
+    "little stored": {"ROCECOMM_UNEXPECTED_LIMIT": "20000", "ROCECOMM_SPIN": "0"},
+    "staging": {"ROCECOMM_SOFT_STAGING": "1"},
+    "registrations kept": {"ROCECOMM_REG_CACHE_MODE": "always", "ROCECOMM_REG_CACHE": "300000"},
 }
+QUICK = list(LIMITS)[1:7]
+STORED = ("usual", "short messages", "a progress thread", "large slots", "staging", "registrations kept")
 
 
 def options(name, scale):
     return {"length": 60 if scale.share == 1 else 25, "largest": min(scale.bytes, 1 << 20) >> (
-        0 if scale.share == 1 else 3), "stored": name in ("usual", "short messages")}
+        0 if scale.share == 1 else 3), "stored": name in STORED}
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
@@ -88,7 +99,7 @@ def test_random_programs(world, scale, ranks):
              **options("usual", scale))
 
 
-@pytest.mark.parametrize("name", [name for name in LIMITS if name != "usual"])
+@pytest.mark.parametrize("name", QUICK)
 def test_random_programs_at_the_limits(world, scale, name):
     first = 100 * list(LIMITS).index(name)
     programs(world, 3, range(first, first + scale.rounds(4, 1)), LIMITS[name], **options(name, scale))
@@ -97,9 +108,12 @@ def test_random_programs_at_the_limits(world, scale, name):
 @pytest.mark.stress
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", LIMITS)
-def test_five_hundred_random_programs(world, scale, name):
+def test_a_thousand_random_programs(world, scale, name):
+    """25 programs for each number of ranks, so 1100 in all. ROCECOMM_TEST_PROGRAMS sets another number."""
     first = random.randrange(10**6)
+    each = int(os.environ.get("ROCECOMM_TEST_PROGRAMS", scale.rounds(25)))
     for ranks in (2, 3, 4, 5):
-        for start in range(first, first + 25, 25):
-            programs(world, min(ranks, scale.ranks), range(start, start + 25), LIMITS[name], timeout=200,
+        for start in range(first, first + each, 25):
+            seeds = range(start, min(start + 25, first + each))
+            programs(world, min(ranks, scale.ranks), seeds, LIMITS[name], timeout=200,
                      **options(name, scale))

@@ -34,6 +34,9 @@ RIGHT = {
     "withdrawn": (TWO, [sent(0, 0, "withdrawn"), sent(1, 1), got(2, 1, size=20)]),
     "a receive that gave up in between": (TWO, [sent(0, 0), sent(1, 1), got(2, -1, end="timeout"),
                                                 got(3, 0, size=10), got(4, 1, size=20)]),
+    "seen while a receive before had met one that was withdrawn": (TWO, [
+        sent(0, 0, "withdrawn"), sent(1, 1), got(2, 1, size=20),
+        Outcome(3, "probe", "seen", rank=1, source=0, told_tag=0, nbytes=20)]),
     "too large": (program((0, 1, 0, 200)), [sent(0, 0), got(1, 0, end="truncated")]),
 }
 
@@ -85,5 +88,5 @@ def test_the_generator_makes_everything():
         for dst in range(p.ranks):
             sizes = [m[3] for m in p.messages if m[1] == dst]
             assert len(set(sizes)) == len(sizes)
-    assert len(made) == 29 and min(made.values()) >= 10, made
+    assert len(made) == 33 and min(made.values()) >= 10, made
     assert len(flags) == 11 and min(flags.values()) >= 10, flags
