@@ -188,6 +188,7 @@ def counts_differ(comm, counts):
                          else [(100, 101, 101), (25_600, 51_200, 25_600), (0, 1, 1),
                                (10, 100_000, 100_000)])
 def test_counts_that_differ_are_an_error_everywhere(world, counts):
+    """F1: on every rank, with both sizes; later calls fail at once."""
     for text in world(3, counts_differ, counts):
         assert str(counts[0]) in text and str(counts[1]) in text
 
@@ -205,6 +206,7 @@ def operations_differ(comm):
 
 
 def test_different_operations(world, scale):
+    """F6: another order of calls is an error that names both operations."""
     assert max(world(3, operations_differ)) < 10 * scale.time
 
 
@@ -230,6 +232,7 @@ def one_refuses(comm):
 
 
 def test_a_rank_that_refuses_its_argument_can_call_again(world):
+    """F8: the others are matched with its second call."""
     assert world(3, one_refuses) == [[6.0, 6.0]] * 3
 
 
@@ -243,6 +246,7 @@ def one_leaves(comm):
 
 
 def test_a_rank_that_leaves_is_an_error_for_the_others(world, scale):
+    """F6, F8: one call more on some ranks than on the one that ended."""
     results = world(3, one_leaves)
     assert max(results) < 8 * scale.time
 
@@ -325,6 +329,7 @@ def two_communicators(comm, rounds):
 
 
 def test_threads_with_communicators_of_their_own(world, scale):
+    """F5: each counts its calls apart."""
     assert world(2, two_communicators, scale.rounds(500, 20)) == [[], []]
 
 
@@ -348,6 +353,7 @@ def one_communicator(comm):
 
 
 def test_a_second_thread_on_one_communicator_is_refused(world):
+    """F5: at the second call; values never mix."""
     assert world(2, one_communicator) == [[2.0] * 3] * 2
 
 

@@ -232,3 +232,22 @@ def test_two_thousand_connections_leave_nothing(world, scale):
     rounds = 2000 if scale.share == 1 else 20
     (levels,) = world(1, rounds_of_two_threads, rounds, plain=True, timeout=80)
     flat(*levels)
+
+
+# ------------------------------------------------------------ many ranks on one device
+
+def around(comm, rounds):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for size in (1, 1000, 100_000):
+        got = np.zeros(size)
+        for i in range(rounds):
+            assert comm.sendrecv(np.full(size, comm.rank + i, "f8"), after, got, before) == got.nbytes
+            assert (got == before + i).all()
+    comm.barrier()
+    return comm.all_reduce(np.array([comm.rank]))[0]
+
+
+@pytest.mark.timeout(300)
+def test_eight_ranks_on_one_device(soft_world, scale):
+    """H9: all of them on the device of one host, with fewer CPUs."""
+    assert soft_world(8, around, scale.rounds(20, 1), timeout=200) == [28] * 8
