@@ -47,30 +47,39 @@ def held(comm):
     return grants, peers[0]["pool"]
 
 
+def use_up(comm, folder, values, tag):
+    """Sends to rank 0 so that it finds all at once, and lends: it is in no call before the file is there.
+    A message could not say so, since it would wait for a credit like all others."""
+    sends = [comm.isend(np.array([value]), 0, tag=tag) for value in values]
+    (Path(folder) / "used up").touch()
+    comm.wait_all(sends)
+
+
+def take_all(comm, folder, sender, values, tag):
+    used_up, got = Path(folder) / "used up", np.empty(1, "i8")
+    while not used_up.exists():
+        time.sleep(0.001)
+    used_up.unlink()
+    for value in values:
+        assert comm.recv(got, sender, tag=tag) == 8 and got[0] == value
+        yield held(comm)
+
+
 def flood(comm, count, rounds, folder):
-    """Rank 0 receives from one rank at a time, and only when all its credits are used up: the sender says
-    so by a file, since a message of its own would wait for a credit like all others."""
-    value = np.empty(1, "i8")
-    used_up, enough = Path(folder) / "used up", np.empty(1, "u1")
+    """Rank 0 receives from one rank at a time, and only when all its credits are used up."""
+    enough = np.empty(1, "u1")
     total = None
     for phase in range(rounds):
         sender = 1 + phase % (comm.size - 1)
+        values = range(phase * count, (phase + 1) * count)
         deadline = time.monotonic() + 20
         enough[0] = False
         while not enough[0] and comm.rank in (0, sender):
             if comm.rank == sender:
-                sends = [comm.isend(np.array([phase * count + i]), 0, tag=5) for i in range(count)]
-                used_up.touch()
-                comm.wait_all(sends)
+                use_up(comm, folder, values, 5)
                 comm.recv(enough, 0, tag=6)
                 continue
-            while not used_up.exists():
-                time.sleep(0.001)
-            used_up.unlink()
-            for i in range(count):
-                assert comm.recv(value, sender, tag=5) == 8
-                assert value[0] == phase * count + i
-                grants, pool = held(comm)
+            for grants, pool in take_all(comm, folder, sender, values, 5):
                 if total is None:
                     total = sum(grants.values()) + pool
                 assert sum(grants.values()) + pool == total, (grants, pool)
@@ -189,7 +198,7 @@ def test_small_sends_to_each_other(world, scale):
     world(2, both_send_first, scale.rounds(3000, 200), env=env)
 
 
-def gone(comm, dies):
+def gone(comm, dies, folder):
     """What was lent to rank 1 is rank 2's once rank 1 is gone, also what held its last messages."""
     last = [np.full(4, i, "i4") for i in range(3)]
     into = np.empty(4, "i4")
@@ -201,7 +210,7 @@ def gone(comm, dies):
             os.kill(os.getpid(), signal.SIGKILL)
     elif comm.rank == 2:
         comm.recv(into, 0, tag=2)
-        comm.wait_all([comm.isend(into, 0, tag=3) for _ in range(60)])
+        use_up(comm, folder, range(60), 3)
     else:
         before, pool = held(comm)
         while comm._engine.peers()[1]["unexpected"] < 3:
@@ -219,37 +228,36 @@ def gone(comm, dies):
         grants, now = held(comm)
         assert grants[1] == 0 and now == pool + before[1], (before, pool, grants, now)
         comm.send(into, 2, tag=2)
-        for _ in range(60):
-            comm.recv(into, 2, tag=3)
-        assert held(comm)[0][2] > before[2]
+        grants, _ = list(take_all(comm, folder, 2, range(60), 3))[-1]
+        assert grants[2] > before[2], (before, grants)
 
 
-def test_slots_of_a_rank_that_left_are_lent_to_others(world):
-    world(3, gone, False, env={"ROCECOMM_RECV_POOL": "32"})
+def test_slots_of_a_rank_that_left_are_lent_to_others(world, tmp_path):
+    world(3, gone, False, str(tmp_path), env={"ROCECOMM_RECV_POOL": "32"})
 
 
-def test_slots_of_a_dead_rank_are_lent_to_others(soft_world):
-    soft_world(3, gone, True, env={"ROCECOMM_RECV_POOL": "32"}, mortal=[1])
+def test_slots_of_a_dead_rank_are_lent_to_others(soft_world, tmp_path):
+    soft_world(3, gone, True, str(tmp_path), env={"ROCECOMM_RECV_POOL": "32"}, mortal=[1])
 
 
-def recalled(comm, file):
+def recalled(comm, folder):
     """Rank 1 has been lent most and computes; rank 2 has been lent as much, and returns of it what rank 3
     lacks. Three quarters of the first grant, 80 / 5 + 4, make the receiver lend as much again."""
-    count = 15
+    first, then, go_on = range(15), range(60), Path(folder) / "go on"
     one = np.zeros(1, "i8")
     if comm.rank >= 4:
         return None
     if comm.rank == 3:
         comm.recv(one, 0, tag=1)
         while one[0] == 0:
-            comm.wait_all([comm.isend(one, 0, tag=5) for _ in range(60)])
+            use_up(comm, folder, then, 5)
             comm.recv(one, 0, tag=1)
         return None
     if comm.rank:
         comm.recv(one, 0, tag=1)
-        comm.wait_all([comm.isend(one, 0, tag=2) for _ in range(count)])
+        use_up(comm, folder, first, 2)
         if comm.rank == 1:
-            while not os.path.exists(file):
+            while not go_on.exists():
                 time.sleep(0.01)
         comm.recv(one, 0, tag=3)
         return None
@@ -260,20 +268,14 @@ def recalled(comm, file):
     comm.progress()
     for rank in (1, 2):
         comm.send(one, rank, tag=1)
-        for _ in range(count):
-            comm.recv(one, rank, tag=2)
-    before = held(comm)[0]
+        before, _ = list(take_all(comm, folder, rank, first, 2))[-1]
     assert before[1] == before[2] > before[3], before
     until = time.monotonic() + 20
-    while held(comm)[0][3] == before[3] and time.monotonic() < until:
+    after = before
+    while after[3] == before[3] and time.monotonic() < until:
         comm.send(np.array([0]), 3, tag=1)
-        while comm._engine.peers()[3]["unexpected"] < 60:
-            comm.progress()
-        for _ in range(60):
-            comm.recv(one, 3, tag=5)
-        time.sleep(0.005)
-    after = held(comm)[0]
-    open(file, "w").close()
+        after, _ = list(take_all(comm, folder, 3, then, 5))[-1]
+    go_on.touch()
     comm.send(np.array([1]), 3, tag=1)
     for rank in (1, 2):
         comm.send(one, rank, tag=3)
@@ -281,5 +283,5 @@ def recalled(comm, file):
 
 
 def test_another_is_asked_while_one_computes(soft_world, tmp_path):
-    before, after = soft_world(6, recalled, str(tmp_path / "go on"), env={"ROCECOMM_RECV_POOL": "80"})[0]
+    before, after = soft_world(6, recalled, str(tmp_path), env={"ROCECOMM_RECV_POOL": "80"})[0]
     assert after[3] > before[3] and after[2] < before[2], (before, after)
