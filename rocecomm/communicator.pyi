@@ -5,7 +5,7 @@ from typing import Any
 from .bootstrap import Group
 from .config import Config, _UseConfig
 from .link.engine import Engine
-from .link.onesided import AtomicRequest
+from .link.onesided import AtomicRequest, NoteRequest
 from .link.region import RegisteredBuffer, RemoteBuffer
 from .link.request import Request
 from .link.status import Status
@@ -68,6 +68,7 @@ class Communicator:
     def icompare_swap(self, remote: Any, offset: int, compare: int, swap: int) -> AtomicRequest: ...
     def wait_notify(self, source: int | _Any, count: int = 1, timeout: _Timeout = ...,
                     with_source: bool = False) -> list[Any]: ...
+    def iwait_notify(self, source: int | _Any, count: int = 1, with_source: bool = False) -> NoteRequest: ...
     def all_reduce(self, buf: Any, op: str = "sum", *, out: Any = None, timeout: _Timeout = ...) -> Any: ...
     def barrier(self, timeout: _Timeout = ...) -> None: ...
     @property

@@ -4,7 +4,7 @@ cimport cython
 from rocecomm.link.base cimport hold, mem_t, plain_array
 from rocecomm.link.blocking cimport receive, send
 from rocecomm.link.engine cimport Engine
-from rocecomm.link.onesided cimport finish, start_atomic, start_pieces, start_transfer, wait_notify
+from rocecomm.link.onesided cimport finish, start_atomic, start_notify, start_pieces, start_transfer, wait_notify
 from rocecomm.link.probe cimport iprobe, probe
 from rocecomm.link.region cimport RegisteredBuffer, open_descriptor, register
 from rocecomm.link.request cimport Request, start
@@ -350,6 +350,16 @@ cdef class Communicator:
         cdef int peer = -1 if source is any_source else g.peer_arg(source, "source")
         return wait_notify(g, peer, count, timeout, with_source)
 
+    def iwait_notify(self, source, count=1, with_source=False):
+        """Starts :meth:`wait_notify` and returns a Request, whose ``wait()`` and ``await`` return the list.
+
+        Those that wait for the same notifications are served in the order in which they began; nothing is
+        taken before all `count` are there, nor once the request was cancelled or dropped.
+        """
+        cdef Engine g = self.engine
+        cdef int peer = -1 if source is any_source else g.peer_arg(source, "source")
+        return start_notify(g, peer, count, with_source, "iwait_notify")
+
     # --------------------------------------------------------------------- collectives
     def all_reduce(self, buf, op="sum", *, out=None, timeout=USE_CONFIG):
         """Combines `buf` of all ranks element by element; see ``rocecomm.collectives``."""
@@ -379,7 +389,7 @@ cdef class Communicator:
         self.engine.close()
 
     def __enter__(self):
-        self.engine.ensure()
+        self.engine.ensure("entering the communicator")
         return self
 
     def __exit__(self, *exc):

@@ -5,11 +5,12 @@ random order among what has matched; the sender's memory is looked at only then.
 algorithm that overwrites what it is still sending gives wrong numbers here.
 """
 
+import copy
 import random
 import threading
 import time
 
-from rocecomm.errors import MismatchError, TimeoutError
+from rocecomm.errors import MismatchError, RocecommError, TimeoutError
 from rocecomm.link.memory import acquire
 
 
@@ -49,7 +50,7 @@ class Engine:
         with self.fabric.changed:
             first = self.fabric.signatures.setdefault(sig[:2], sig)
             if first != sig:
-                self.fabric.broken = f"{first} is not {sig}"
+                self.fabric.broken = MismatchError(f"{first} is not {sig}")
                 self.fabric.changed.notify_all()
             self._check()
         return sig
@@ -84,7 +85,7 @@ class Engine:
 
     def _check(self):
         if self.fabric.broken:
-            raise MismatchError(self.fabric.broken)
+            raise copy.copy(self.fabric.broken)
 
     def wait_all(self, requests, timeout=None):
         end = None if timeout is None else time.monotonic() + timeout
@@ -104,10 +105,15 @@ class Engine:
                 else:
                     self.fabric.changed.wait(0.05)
 
-    def abort(self, sig, text):
+    def abort(self, sig, text, error=None):
+        kind = TimeoutError if isinstance(error, TimeoutError) else RocecommError
         with self.fabric.changed:
-            self.fabric.broken = self.fabric.broken or text
+            self.fabric.broken = self.fabric.broken or kind(text)
             self.fabric.changed.notify_all()
+
+    def group_error(self, group):
+        with self.fabric.changed:
+            return self.fabric.broken
 
 
 def run(size, function, seed=0, eager=0, config=None):

@@ -113,7 +113,10 @@ class Collectives:
         """After ``error`` in the middle: clean up; raises it with the collective's name where
         the text speaks of a single message only."""
         self._memory = None                # a late message may still write into it
+        told = self._engine.group_error(self._group)    # another rank failed before, and said how
         operation.give_up(error)
+        if told is not None:
+            return
         if isinstance(error, TimeoutError):
             raise TimeoutError(
                 f"{operation.name} did not end within {operation.timeout:g} s on rank "

@@ -2,7 +2,7 @@
 
 import time
 
-from ..errors import MismatchError, PeerDeadError, TimeoutError
+from ..errors import MismatchError, TimeoutError
 from . import kernels
 
 #: Address alignment of scratch memory and of the pieces it is cut into.
@@ -64,11 +64,8 @@ class Operation:
         for request in self._requests:
             if not request.done:
                 request.cancel()
-        if isinstance(error, PeerDeadError):
-            # a death found before this collective had anything under way to that rank
-            self.engine.abort(self.sig, self._reason(error), -1 if error.peer is None else error.peer)
-        elif not isinstance(error, MismatchError):
-            self.engine.abort(self.sig, self._reason(error))
+        if not isinstance(error, MismatchError):        # a death, too: it may have been found elsewhere
+            self.engine.abort(self.sig, self._reason(error), error)
 
     def _reason(self, error):
         if isinstance(error, TimeoutError):

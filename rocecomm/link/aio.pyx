@@ -9,7 +9,7 @@ looks at peers and deadlines; when nothing was awaited between two of its turns,
 timer go.
 """
 cimport cython
-from rocecomm.link.base cimport Base
+from rocecomm.link.base cimport Base, Inquiry
 from rocecomm.link.core cimport (
     engine_t, int64_t, loop_t, pthread_mutex_unlock, rc_lock, rc_now, rc_set, rc_stamp, tell_loops)
 from rocecomm.link.progress cimport arm, heartbeats, lingers, poll_once, take_event
@@ -87,7 +87,7 @@ cdef class Watcher:
         if not self.watching:
             self.start_watching()
         future = self.loop.create_future()
-        g.enter()
+        g.enter("await")
         if not a.mark():
             g.leave()
             return None
@@ -157,7 +157,7 @@ cdef class Watcher:
         self.set_timer(min(1.0, g.e.beat_every * 1e-9))
         if g.is_open:
             try:
-                g.enter()
+                g.enter("await")
             except RocecommError:
                 pass                    # `look` tells
             else:
@@ -179,7 +179,7 @@ cdef class Watcher:
             if not self.l.waiting:
                 return self.stop()      # others use the channel; this loop need not wake for it
         try:
-            g.enter()
+            g.enter("await")
         except RocecommError:
             return self.stop()
         self.l.told = True              # no need to write to our own descriptor
@@ -227,18 +227,35 @@ cdef class Watcher:
         return 0
 
     cdef int give_up(self) except -1:
-        """Ends the awaits whose time is over."""
+        """Ends the awaits whose time is over, as soon as it is known what their peers do: the loop
+        goes on meanwhile."""
         cdef Awaiter a
         cdef int64_t now = rc_now()
+        cdef bint again = False
         for a in list(self.sleepers):
             if a.watcher is not None and now >= a.deadline and not a.over():
-                error = a.late()
-                if a.watcher is not None and not a.over():
-                    a.error = error
-                    a.leave()
-                    if a.future is not None and not a.future.done():
-                        a.future.set_result(None)
+                again = not self.give_up_one(a) or again
+        if again and self.asking is None and self.watching:
+            self.asking = self.loop.call_later(0.002, self.on_asking)
         return self.resolve()
+
+    cdef bint give_up_one(self, Awaiter a) except -1:
+        """False: it is not known yet."""
+        if a.inquiry is None:
+            a.inquiry = a.late()
+        error = a.inquiry.step(False)
+        if error is None:
+            return False
+        if a.watcher is not None and not a.over():
+            a.error = error
+            a.leave()
+            if a.future is not None and not a.future.done():
+                a.future.set_result(None)
+        return True
+
+    def on_asking(self):
+        self.asking = None
+        self.give_up()
 
     cdef int stop(self) except -1:
         """The communicator is closed, or nothing is awaited: the loop is left as it was."""
@@ -250,10 +267,10 @@ cdef class Watcher:
                 a.leave()
                 if a.future is not None and not a.future.done():
                     a.future.set_result(None)       # its task finds out why
-        for timer in (self.timer, self.soon):
+        for timer in (self.timer, self.soon, self.asking):
             if timer is not None:
                 timer.cancel()
-        self.timer = self.soon = None
+        self.timer = self.soon = self.asking = None
         if self.watching:
             self.watching = False
             self.loop.remove_reader(self.channel)
@@ -273,12 +290,12 @@ cdef Watcher watcher_of(Base g):
     w = Watcher.__new__(Watcher)
     w.engine = g
     w.loop = loop
-    g.ensure()
+    g.ensure("await")
     w.channel = os.dup(e.channel_fd)    # with the GIL held: close() cannot get between
     w.l.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
     if w.l.fd < 0:
         raise OSError("eventfd failed: too many open files?")
-    g.enter()
+    g.enter("await")
     w.l.next = e.loops
     e.loops = &w.l
     g.leave()
@@ -307,8 +324,8 @@ cdef class Awaiter:
     cdef object result(self):
         """What `await` returns, or raises."""
 
-    cdef object late(self):
-        """The TimeoutError."""
+    cdef Inquiry late(self):
+        """What its TimeoutError says is found out."""
 
     cdef bint withdraw(self):
         """The task was cancelled. Whether the transfer still goes on."""
@@ -353,7 +370,7 @@ cdef class Awaiter:
         self.start = now
         limit = 0
         while True:
-            g.enter()
+            g.enter("await")
             if limit == 0:
                 limit = now + (SPIN_LEAST if now < e.crowded else max(SPIN_LEAST, g.aio_spin))
             for i in range(8):
@@ -378,6 +395,7 @@ cdef class Awaiter:
         cdef Base g = self.engine
         cdef Watcher w = watcher_of(g)
         self.deadline = g.until(USE_CONFIG)
+        self.inquiry = None
         self.watcher = w
         future = w.add(self)
         if future is None:

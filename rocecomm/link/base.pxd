@@ -19,6 +19,8 @@ ctypedef struct view_t:
 cdef bint plain_array(object obj, bint writable, mem_t *m) except -1
 cdef Buffer hold(object obj, bint writable, mem_t *m)
 
+cdef class Inquiry
+
 cdef class Base:
     cdef engine_t *e
     cdef readonly int rank
@@ -53,8 +55,8 @@ cdef class Base:
     cdef int64_t aio_yielded    # when an awaiter last gave way to the loop's other tasks
     cdef object __weakref__
 
-    cdef int ensure(self) except -1
-    cdef int enter(self) except -1
+    cdef int ensure(self, str what) except -1
+    cdef int enter(self, str what) except -1
     cdef void leave(self) noexcept
     cdef int poll_and_leave(self) noexcept
     cdef void reap(self) noexcept
@@ -67,6 +69,22 @@ cdef class Base:
     cdef object closed_error(self, str what)
     cdef object fatal_error(self, str what)
     cdef object peer_error(self, int rank, str what)
-    cdef void look_at(self, int rank, bint ask, view_t *view) noexcept
+    cdef void look_at(self, int rank, bint ask, bint heavy, view_t *view) noexcept
+    cdef Inquiry inquire(self, str what, int rank, object timeout)
     cdef list ranks_gone(self)
     cdef object timeout_error(self, str what, int rank, object timeout)
+
+cdef class Inquiry:
+    cdef Base engine
+    cdef str what
+    cdef int rank
+    cdef object timeout
+    cdef bint asked             # an answer is under way
+    cdef int looks              # at the peer's status so far
+    cdef int64_t due            # until when the answer is waited for, or when to ask again
+    cdef uint64_t answers
+    cdef uint64_t beats
+
+    cdef object say(self, str state, str detail)
+    cdef object known(self)
+    cdef object step(self, bint heavy)

@@ -12,3 +12,6 @@ class Base:
     def config(self) -> Config: ...
     def group_error(self, group: int, what: str = "the collective") -> Exception | None:
         """The exception with which a group failed; None if it has not."""
+
+class Inquiry:
+    """What a TimeoutError says of the peer, found out step by step."""

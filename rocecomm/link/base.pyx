@@ -1,5 +1,6 @@
 # cython: language_level=3
 """The engine's Python side: entering and leaving it, waiting, errors, arguments."""
+cimport cython
 cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.long cimport PyLong_CheckExact
@@ -126,24 +127,24 @@ cdef class Base:
                         "connections of this process")
 
     # ------------------------------------------------------------------ in and out
-    cdef int ensure(self) except -1:
+    cdef int ensure(self, str what) except -1:
         if self.is_open:
             return 0
-        raise self.closed_error("the call")
+        raise self.closed_error(what)
 
-    cdef int enter(self) except -1:
+    cdef int enter(self, str what) except -1:
         """Takes the mutex. Whoever holds it never waits for the GIL, so this cannot deadlock."""
         if not self.is_open:
-            raise self.closed_error("the call")
+            raise self.closed_error(what)
         if pthread_mutex_trylock(&self.e.mutex) != 0:
             with nogil:
                 rc_lock(&self.e.mutex, &self.e.want)
             if not self.is_open:
                 pthread_mutex_unlock(&self.e.mutex)
-                raise self.closed_error("the call")
+                raise self.closed_error(what)
         if self.e.fatal:
             pthread_mutex_unlock(&self.e.mutex)
-            raise self.fatal_error("the call")
+            raise self.fatal_error(what)
         return 0
 
     cdef void leave(self) noexcept:
@@ -346,7 +347,7 @@ cdef class Base:
         return failure.aborted(what, g.abort_class, g.abort_rank, self.device, "", "", -1,
                                g.why.text.decode("utf-8", "replace"))
 
-    cdef void look_at(self, int rank, bint ask, view_t *view) noexcept:
+    cdef void look_at(self, int rank, bint ask, bint heavy, view_t *view) noexcept:
         """What is known of a peer right now; `ask`: its device is asked for its status first."""
         cdef peer_t *p = &self.e.peers[rank]
         with nogil:
@@ -356,64 +357,91 @@ cdef class Base:
                 if ask:
                     beat(self.e, p, True)
                 else:
-                    poll_once(self.e, True)
+                    poll_once(self.e, heavy)
                 view.status = self.e.mirror[rank]
             view.ready = p.state == P_READY
             view.answers = p.status_n
             pthread_mutex_unlock(&self.e.mutex)
 
+    cdef Inquiry inquire(self, str what, int rank, object timeout):
+        cdef Inquiry q = Inquiry.__new__(Inquiry)
+        q.engine, q.what, q.rank = self, what, rank
+        q.timeout = self.default_timeout if timeout is USE_CONFIG else timeout
+        return q
+
     cdef object timeout_error(self, str what, int rank, object timeout):
         """Asks the peer's device for its status, then says what is known."""
-        cdef view_t now
-        cdef uint64_t answers
-        cdef uint64_t first_beats = 0
-        cdef int64_t give_up
-        if timeout is USE_CONFIG:
-            timeout = self.default_timeout
-        if rank < 0 or self.size == 1 or rank == self.rank:
-            detail = (failure.nothing_came(self.ranks_gone()) if rank < 0 else
-                      "no other thread of this rank sent or received it")
-            return failure.timed_out(what, rank, self.device, timeout, "unknown", detail)
-        if timeout == 0:
-            return failure.timed_out(what, rank, self.device, timeout, "unknown",
-                                     "it was only asked once, as timeout=0 says")
-        if wireup.stopped(self.info[rank].process):
-            return failure.timed_out(
-                what, rank, self.device, timeout, "stopped",
-                "the peer's process is stopped (SIGSTOP, a debugger); let it continue, with kill -CONT")
-        # two looks at its counter, an interval apart that a waiting rank never lets pass
-        for look in range(2):
-            self.look_at(rank, True, &now)
-            answers = now.answers
-            give_up = rc_now() + 250000000
-            while now.answers == answers and now.ready and not now.closing and rc_now() < give_up:
-                time.sleep(0.001)
-                self.look_at(rank, False, &now)
-            if now.closing:
-                return self.closed_error(what)
-            if not now.ready:
-                return self.peer_error(rank, what)
-            if now.answers == answers:
-                return failure.timed_out(
-                    what, rank, self.device, timeout, "unknown",
-                    "its device has not answered yet; it is dead or its network is down, unless "
-                    "it answers within the next seconds")
-            if look == 0:
-                first_beats = now.status.beats
-                if not now.status.in_call:
-                    break
-                time.sleep(0.2)
-        if not now.status.in_call:
-            age = max(0.0, (rc_stamp() - now.status.stamp) * 1e-9) if now.status.stamp else 0.0
-            detail = (f"the peer is alive but not in a rocecomm call (for {age:.1f} s): it computes, "
-                      "or is stopped on another host; let it call, or raise the timeout")
-            state = "busy"
-        elif now.status.beats == first_beats:
-            detail = ("the peer's process is stopped (SIGSTOP, a debugger, or starved of CPU) inside "
-                      "a rocecomm call; let it continue, with kill -CONT if it is stopped")
-            state = "stopped"
+        cdef Inquiry q = self.inquire(what, rank, timeout)
+        error = q.step(True)
+        while error is None:
+            time.sleep(0.001)
+            error = q.step(True)
+        return error
+
+
+@cython.auto_pickle(False)
+cdef class Inquiry:
+    """What a TimeoutError says of the peer: its device is asked for the peer's status, twice, an interval
+    apart that a waiting rank never lets pass. `step` never waits, so an event loop can take the steps."""
+
+    def __init__(self):
+        raise TypeError("made where a deadline has passed")
+
+    cdef object say(self, str state, str detail):
+        return failure.timed_out(self.what, self.rank, self.engine.device, self.timeout, state, detail)
+
+    cdef object known(self):
+        """What can be said without asking the peer's device; or None."""
+        cdef Base g = self.engine
+        if self.rank < 0 or g.size == 1 or self.rank == g.rank:
+            return self.say("unknown", failure.nothing_came(g.ranks_gone()) if self.rank < 0 else
+                            "no other thread of this rank sent or received it")
+        if self.timeout == 0:
+            return self.say("unknown", "it was only asked once, as timeout=0 says")
+        if wireup.stopped(g.info[self.rank].process):
+            return self.say("stopped", "the peer's process is stopped (SIGSTOP, a debugger); let it "
+                            "continue, with kill -CONT")
+        return None
+
+    cdef object step(self, bint heavy):
+        """The exception, or None: it is not known yet, ask again in a millisecond or so."""
+        cdef Base g = self.engine
+        cdef view_t view
+        cdef int64_t now = rc_now()
+        if self.looks == 0:
+            error = self.known()
+            if error is not None:
+                return error
+        if not self.asked:
+            if now < self.due:
+                return None
+            g.look_at(self.rank, True, heavy, &view)
+            self.answers = view.answers
+            self.asked = True
+            self.looks += 1
+            self.due = now + 250000000
         else:
-            detail = ("the peer is alive and itself waiting in a rocecomm call, for something else; "
-                      "check that sends and receives pair up")
-            state = "waiting"
-        return failure.timed_out(what, rank, self.device, timeout, state, detail)
+            g.look_at(self.rank, False, heavy, &view)
+        if view.closing:
+            return g.closed_error(self.what)
+        if not view.ready:
+            return g.peer_error(self.rank, self.what)
+        if view.answers == self.answers:
+            if now < self.due:
+                return None
+            return self.say("unknown", "its device has not answered yet; it is dead or its network is "
+                            "down, unless it answers within the next seconds")
+        if not view.status.in_call:
+            age = max(0.0, (rc_stamp() - view.status.stamp) * 1e-9) if view.status.stamp else 0.0
+            return self.say("busy", f"the peer is alive but not in a rocecomm call (for {age:.1f} s): it "
+                            "computes, or is stopped on another host; let it call, or raise the timeout")
+        if self.looks == 1:
+            self.beats = view.status.beats
+            self.asked = False
+            self.due = now + 200000000
+            return None
+        if view.status.beats == self.beats:
+            return self.say("stopped", "the peer's process is stopped (SIGSTOP, a debugger, or starved of "
+                            "CPU) inside a rocecomm call; let it continue, with kill -CONT if it is stopped")
+        return self.say("waiting", "the peer is alive and itself waiting in a rocecomm call, for something "
+                        "else; check that sends and receives pair up")

@@ -82,7 +82,7 @@ cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except
             return 0
     if timeout is not USE_CONFIG:
         g.until(timeout)
-    g.enter()
+    g.enter("send")
     p = &e.peers[peer]
     if (m.n <= e.eager_limit and p.state == P_READY and p.sends.head == NULL
             and eager_credit(p)):
@@ -126,7 +126,7 @@ cdef object send_slowly(Base g, object buf, object held, int peer, uint64_t tag,
                     and (<Buffer>held).readonly):
                 held, entry = lend_read_only(g, held, 0, m.n)
                 m.ptr = (<Buffer>held).ptr
-    g.enter()
+    g.enter("send")
     r = req_new(e)
     if r == NULL:
         g.leave()
@@ -211,7 +211,7 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
     if (g.cache is not None or held is not None) and m.n > e.eager_limit and type(held) is not PieceList:
         held = hold(buf if held is None else held, True, &m)
         entry = covering(g, buf, held, IBV_ACCESS_LOCAL_WRITE)
-    g.enter()
+    g.enter(what)
     r = req_new(e)
     if r == NULL:
         g.leave()

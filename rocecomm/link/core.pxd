@@ -327,8 +327,8 @@ ctypedef struct group_t:
     uint64_t seq            # of the last collective begun
     sig_t ring[SIG_RING]
     bint aborted
-    int32_t abort_class     # 1: signatures differ, 2: rank died, 3: rank closed, 4: see text
-    int32_t abort_rank      # who died or closed
+    int32_t abort_class     # 1: signatures differ, 2: rank died, 3: rank closed, 4 and up: see text
+    int32_t abort_rank      # who died or closed, or was waited for
     abort_t why
 
 # An event loop in which something is awaited (aio.pyx).

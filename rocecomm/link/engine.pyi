@@ -46,9 +46,10 @@ class Engine(Links):
     def coll_irecv(self, sig: Signature, buf: Any, src: int, step: int = 0,
                    offset: int = 0, nbytes: int = -1) -> Request:
         """Starts to receive into part of `buf` (the exact size is not required, more is an error)."""
-    def abort(self, sig_or_group: Signature | int, text: str, gone: int = -1) -> None:
+    def abort(self, sig_or_group: Signature | int, text: str, error: BaseException | None = None) -> None:
         """Tells all ranks that the group failed; every pending and later collective of it
-        raises MismatchError with `text`; PeerDeadError if rank `gone` is why. Never raises."""
+        raises RocecommError with `text`; TimeoutError or PeerDeadError, with its peer, if `error`
+        is one. Never raises."""
 
     # ---- plain messages in a private space (parameter server: spaces >= 2**31)
     def isend(self, buf: Any, dst: int, tag: int = 0, space: int = 0,

@@ -20,7 +20,7 @@ import weakref
 
 from ..config import USE_CONFIG
 from ..errors import ConfigError, RocecommError
-from . import wireup
+from . import failure, wireup
 from .wire import OPERATIONS, REDUCTIONS, dtype_code
 
 cdef extern from "<unistd.h>" nogil:
@@ -141,7 +141,7 @@ cdef class Engine(Links):
                            if not isinstance(reduction, int) else reduction)
         sig.s.root = <uint32_t><int>root
         sig.s.group = group
-        self.enter()
+        self.enter(sig_name(op))
         poll_once(self.e, False)
         g = find_group(self.e, group, True)
         if g == NULL:
@@ -185,23 +185,25 @@ cdef class Engine(Links):
         return start(self, True, buf, self.peer_arg(src, "src"),
                      sig.s.coll_seq << 24 | <uint64_t>step, False, sig.s.group, &sig.s, offset, nbytes)
 
-    def abort(self, sig_or_group, text, int gone=-1):
+    def abort(self, sig_or_group, text, error=None):
         """Fails a group on all ranks; see engine.pyi. Never raises."""
         cdef abort_t why
         cdef bytes raw = str(text).encode("utf-8", "replace")[:TEXT_MAX - 1]
+        cdef int cls, rank
+        cls, rank = failure.abort_class(error)
         if not self.is_open:
             return
         memset(&why, 0, sizeof(why))
         memcpy(why.text, <const char *>raw, len(raw))
         group = sig_or_group.group if isinstance(sig_or_group, Signature) else sig_or_group
         try:
-            self.enter()
+            self.enter("abort")
         except RocecommError:
             return
-        if 0 <= gone < self.e.size:
-            fail_group(self.e, group, 3 if self.e.peers[gone].left else 2, gone, NULL, True)
+        if cls == 2:
+            fail_group(self.e, group, 3 if self.e.peers[rank].left else 2, rank, NULL, True)
         else:
-            fail_group(self.e, group, 4, -1, &why, True)
+            fail_group(self.e, group, cls, rank, &why, True)
         poll_once(self.e, False)
         self.leave()
 
@@ -212,6 +214,8 @@ cdef class Engine(Links):
         requests = list(requests)
         if timeout is not USE_CONFIG:
             self.until(timeout)
+        if not requests:
+            self.ensure("wait_all")
         todo = [q for q in requests if not (<Request?>q).collect()]
         if todo:
             self.wait_list(todo, False, self.until(timeout), timeout)
@@ -223,6 +227,7 @@ cdef class Engine(Links):
         """The index of a request that has ended; see engine.pyi."""
         cdef list todo = list(requests)
         if not todo:
+            self.ensure("wait_any")
             raise ValueError("wait_any needs at least one request")
         deadline = self.until(timeout)
         for i, q in enumerate(todo):
@@ -261,16 +266,19 @@ cdef class Engine(Links):
                 raise (<Request>p).failure
         if result != W_TIMEOUT:
             raise self.closed_error(q.what)
-        raise self.timeout_error(q.what, q.other_rank(), timeout)
+        error = self.timeout_error(q.what, q.other_rank(), timeout)
+        if q.collect() and q.failure is not None:       # while we asked: a collective's first cause counts
+            raise q.failure
+        raise error
 
     def progress(self):
         """Moves all pending traffic once; the number of completions seen."""
-        self.enter()
+        self.enter("progress")
         return self.poll_and_leave()
 
     def trim(self):
         """Empties the registration cache."""
-        self.ensure()
+        self.ensure("trim")
         retry_held(self)
         if self.cache is not None:
             self.cache.trim(0)
@@ -321,6 +329,7 @@ cdef class Engine(Links):
                 "sends": p.sends.n, "announced": p.announced.n, "posted": p.posted.n,
                 "pulls": p.pulls.n, "reading": p.reading.n, "unexpected": p.unexpected.n,
                 "lane": (p.lane.state, p.lane.tail, p.lane.head, p.lane.pending.n, p.lane.flying.n),
+                "lane_qp": p.lane.out.qp_num if p.lane.out != NULL else 0,
                 "fences": p.fences, "notes": p.lane.notes_n,
                 "ctl": p.ctl_n, "dirty": bool(p.dirty), "heartbeats": p.status_n,
                 "pool": pool, "strangers": strangers})

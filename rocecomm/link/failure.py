@@ -18,8 +18,9 @@ from ..errors import (
 from .statuses import CLOSED, NOT_RECONNECTED, OUT_OF_SEQUENCE, POST_FAILED, operation
 from .statuses import status as status_of
 
-__all__ = ["aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "from_any", "lost_peer",
-           "no_memory", "nothing_came", "one_sided", "registration", "size", "timed_out", "truncated"]
+__all__ = ["abort_class", "aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "from_any",
+           "lost_peer", "no_memory", "nothing_came", "one_sided", "registration", "size", "timed_out",
+           "truncated"]
 
 
 def size(n):
@@ -144,7 +145,8 @@ def dtype(what, rank, sent, wanted, nbytes):
 
 
 def aborted(what, cls, rank, device, mine, theirs, other, text):
-    """A collective failed: 1 signatures differ, 2 a rank died, 3 a rank closed, 4 see ``text``."""
+    """A collective failed: 1 signatures differ, 2 a rank died, 3 a rank closed, 4 see ``text``,
+    5 and up the same, a deadline passed."""
     if cls == 1:
         return MismatchError(
             f"{what}: the ranks disagree: rank {rank} is in {mine}, rank {other} in {theirs}; all "
@@ -158,7 +160,22 @@ def aborted(what, cls, rank, device, mine, theirs, other, text):
         return PeerDeadError(
             f"{what}: rank {rank} closed its communicator on {device} while this group still had a "
             "collective to do; all ranks must make the same collective calls", peer=rank)
-    return MismatchError(f"{what}: {text}")
+    if cls > 4:
+        return TimeoutError(f"{what}: {text}", peer=None if rank < 0 else rank, peer_state=_STATES[cls - 5])
+    return RocecommError(f"{what}: {text}")
+
+
+#: Of a peer in a TimeoutError; classes 5 and up of a group that failed.
+_STATES = (None, "unknown", "busy", "stopped", "waiting")
+
+
+def abort_class(error):
+    """How the other ranks are told of ``error``: class and rank for :func:`aborted`."""
+    if isinstance(error, PeerDeadError) and error.peer is not None:
+        return 2, error.peer
+    if not isinstance(error, TimeoutError):
+        return 4, -1
+    return 5 + _STATES.index(error.peer_state), -1 if error.peer is None else error.peer
 
 
 def cycle(what, rank, device, mine, theirs, ranks, where):

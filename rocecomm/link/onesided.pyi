@@ -7,3 +7,8 @@ class AtomicRequest(Request):
     @property
     def value(self) -> int | None:
         """The value that the cell had before; None before the end, or if it failed."""
+
+class NoteRequest(Request):
+    """An ``iwait_notify`` in flight: ``wait()`` and ``await`` return the notifications' numbers, oldest
+    first, or (rank, number) pairs. It takes none before all are there; cancelled or dropped, none at
+    all. ``nbytes`` and ``tag`` are 0, ``source`` is the rank asked for, -1 for ANY_SOURCE."""

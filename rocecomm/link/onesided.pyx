@@ -7,12 +7,12 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from rocecomm.link.base cimport Base, hold, mem_t
 from rocecomm.link.core cimport (
     K_NOTE, K_ONE, NOTE_WINDOW, P_SELF, R_CANCELLED, S_DONE, ended, engine_t, one_new, peer_t,
-    pthread_mutex_lock, pthread_mutex_unlock, rc_let_others, rc_lock, req_end, req_free, req_new,
+    pthread_mutex_unlock, rc_let_others, rc_lock, req_end, req_free, req_new,
     req_t, tell_loops, unlink)
 from rocecomm.link.one cimport O_ADD, O_READ, O_SWAP, O_WRITE, one_t
 from rocecomm.link.lane_post cimport start_one
 from rocecomm.link.notify cimport start_wait, told_t
-from rocecomm.link.progress cimport W_TIMEOUT, leave_call, poll_once
+from rocecomm.link.progress cimport leave_call, poll_once
 from rocecomm.link.region cimport RemoteBuffer, covering, remote_arg
 from rocecomm.link.request cimport Request
 from rocecomm.verbs.buffer cimport Buffer
@@ -25,6 +25,7 @@ import operator
 import numpy as np
 
 from ..config import USE_CONFIG
+from ..errors import TimeoutError
 
 cnp.import_array()
 
@@ -93,7 +94,7 @@ cdef req_t *new_request(Base g, int op, RemoteBuffer remote, str what) except NU
     """With the mutex taken; `launch` leaves."""
     cdef req_t *r
     cdef one_t *o
-    g.enter()
+    g.enter(what)
     r = req_new(g.e)
     o = one_new(g.e) if r != NULL else NULL
     if o == NULL:
@@ -262,7 +263,7 @@ cdef object finish(Base g, Request q, object timeout):
         g.until(timeout)
     # the common case in a few microseconds, without a wait
     if q.r != NULL and not ended(q.r):
-        g.enter()
+        g.enter(q.what)
         while q.r.state != S_DONE and i < QUICK_POLLS and not g.e.more:
             poll_once(g.e, False)
             i += 1
@@ -272,49 +273,65 @@ cdef object finish(Base g, Request q, object timeout):
 
 # --------------------------------------------------------------------- notifications
 
-cdef list wait_notify(Base g, int source, object count, object timeout, bint with_source):
-    """The next `count` notifications of `source` (-1: of any rank)."""
-    cdef engine_t *e = g.e
+@cython.auto_pickle(False)
+cdef class NoteRequest(Request):
+    """Waits for notifications; ``wait()`` and ``await`` return their numbers, as ``wait_notify`` does.
+    It takes none before all are there; dropped, it takes none at all."""
+
+    cdef void let_go(self) noexcept:
+        if self.r != NULL:
+            take_off(self.engine, self.r)
+        Request.let_go(self)
+
+    cdef object outcome(self):
+        cdef told_t *told = <told_t *>cnp.PyArray_DATA(<cnp.ndarray>self.room)
+        cdef uint64_t i
+        if self.with_source:
+            return [(told[i].source, told[i].value) for i in range(self.n)]
+        return [told[i].value for i in range(self.n)]
+
+
+cdef Request start_notify(Base g, int source, object count, bint with_source, str what):
+    """Takes the next `count` notifications of `source` (-1: of any rank)."""
+    cdef NoteRequest q = NoteRequest.__new__(NoteRequest)
     cdef req_t *r
-    cdef uint64_t n = number_arg(count, "wait_notify", "count", 32)
-    cdef int result
-    cdef int64_t deadline
-    cdef uint64_t i
-    cdef told_t *told
-    cdef cnp.ndarray room
-    if n == 0 or n > NOTE_WINDOW:
-        raise ValueError(f"wait_notify: count must lie between 1 and {NOTE_WINDOW}, not {n}")
-    deadline = g.until(timeout)
-    room = np.empty(n, np.uint64)
-    told = <told_t *>cnp.PyArray_DATA(room)
-    g.enter()
-    r = req_new(e)
+    q.n = number_arg(count, what, "count", 32)
+    if q.n == 0 or q.n > NOTE_WINDOW:
+        raise ValueError(f"{what}: count must lie between 1 and {NOTE_WINDOW}, not {q.n}")
+    q.engine, q.what, q.with_source = g, what, with_source
+    q.buffer = q.room = np.empty(q.n, np.uint64)
+    g.enter(what)
+    r = req_new(g.e)
     if r == NULL:
         g.leave()
-        raise MemoryError("wait_notify: no memory for another request")
+        raise MemoryError(f"{what}: no memory for another request")
     r.kind = K_NOTE
     r.peer = source
     r.source = -1
-    r.size = n
-    r.buf = <char *>told
-    start_wait(e, r)
+    r.size = q.n
+    r.buf = <char *>cnp.PyArray_DATA(<cnp.ndarray>q.room)
+    q.r = r
+    start_wait(g.e, r)
     if r.state != S_DONE:
-        poll_once(e, False)
+        poll_once(g.e, False)
     g.leave()
+    return q
+
+
+cdef list wait_notify(Base g, int source, object count, object timeout, bint with_source):
+    """The same at once; nothing is taken if the time passes."""
+    cdef Request q
+    if timeout is not USE_CONFIG:
+        g.until(timeout)
+    q = start_notify(g, source, count, with_source, "wait_notify")
     try:
-        if not ended(r):
-            result = g.wait_reqs(&r, 1, False, deadline)
-            if result == W_TIMEOUT and take_off(g, r):
-                raise g.timeout_error(f"wait_notify of {n}", source, timeout)
-        error = g.error_of(r, "wait_notify")
-        if error is not None:
-            raise error
+        return q.wait(timeout)
+    except TimeoutError:
+        if q.r != NULL and take_off(g, q.r):
+            raise
+        return q.wait(0)                # they came just now: nothing is lost
     finally:
-        take_off(g, r)
-        g.release(r, room)
-    if with_source:
-        return [(told[i].source, told[i].value) for i in range(n)]
-    return [told[i].value for i in range(n)]
+        q.let_go()
 
 
 cdef bint take_off(Base g, req_t *r):

@@ -509,7 +509,7 @@ cdef void fail_group(engine_t *e, uint32_t group, int cls, int32_t rank, const a
     """A collective of the group failed: ends what waits, and tells every rank once.
 
     Class 1: the ranks disagree (`why` says how), 2: rank `rank` died, 3: it closed,
-    4: `why.text` says. Announced sends stay: the peer may be reading them. Their waiters look at the group.
+    4 and up: `why.text` says (`failure.abort_class`). Announced sends stay: the peer may be reading them. Their waiters look at the group.
     """
     cdef group_t *g = find_group(e, group, True)
     cdef int32_t i

@@ -40,7 +40,7 @@ cdef object iprobe(Base g, int peer, uint64_t tag, bint any_tag):
     cdef bint owned
     memset(&r, 0, sizeof(r))
     fill(&r, peer, tag, any_tag)
-    g.enter()
+    g.enter("iprobe")
     with nogil:
         poll_once(e, True)
         found = probe_now(e, &r)
@@ -84,7 +84,7 @@ cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):
     cdef int64_t deadline = g.until(timeout)
     cdef int result
     cdef req_t found
-    g.enter()
+    g.enter("probe")
     r = req_new(e)
     if r == NULL:
         g.leave()

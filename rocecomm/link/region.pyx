@@ -227,7 +227,7 @@ cdef RegisteredBuffer register(Base g, object buf, object access):
     cdef Registration registration
     cdef Buffer held
     cdef int bits
-    g.ensure()
+    g.ensure("register")
     if g.held:
         retry_held(g)
     bits = -1 if access is None else access_arg(access)
@@ -333,7 +333,7 @@ cdef RemoteBuffer open_descriptor(Base g, object data):
     """What `Communicator.open` does; see there."""
     cdef RemoteBuffer remote
     cdef bytes packed
-    g.ensure()
+    g.ensure("open")
     if type(data) is not bytes:
         try:
             packed = bytes(memoryview(data))
@@ -384,6 +384,7 @@ cdef uint64_t instance_of(Base g, int rank) noexcept:
 cdef RemoteBuffer remote_arg(Base g, object remote, str what):
     """A RemoteBuffer of this communicator from what a user passed."""
     cdef RemoteBuffer r
+    g.ensure(what)
     if type(remote) is not RemoteBuffer:
         if isinstance(remote, (bytes, bytearray, memoryview)):
             return open_descriptor(g, remote)

@@ -2,12 +2,12 @@
 """Requests: transfers in flight, and what holds their memory meanwhile."""
 cimport cython
 from rocecomm.link.aio cimport Awaiter
-from rocecomm.link.base cimport Base, mem_t
+from rocecomm.link.base cimport Base, Inquiry, mem_t
 from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
-    F_ANYTAG, F_AWAITED, F_COLL, K_ONE, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
+    F_ANYTAG, F_AWAITED, F_COLL, K_NOTE, K_ONE, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
     collective, ended, engine_t, find_group, group_t, pthread_mutex_unlock, rc_get, rc_get8, rc_lock, req_end,
-    req_new, req_t, sig_t, tell_loops)
+    req_new, req_t, sig_t, tell_loops, unlink)
 from rocecomm.link.lane_post cimport unpost_one
 from rocecomm.link.match cimport unpost_receive
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
@@ -153,7 +153,7 @@ cdef class Request:
         """Moves traffic once; whether the request has ended (also with an error)."""
         if not self.ended and not self.collect():
             if self.engine.is_open:
-                self.engine.enter()
+                self.engine.enter(self.what)
                 self.engine.poll_and_leave()
             self.collect()
         return self.ended
@@ -168,10 +168,14 @@ cdef class Request:
         try:
             if self.collect():
                 return False
-            self.engine.enter()
+            self.engine.enter(self.what)
             if self.r.state != S_DONE:
                 if self.r.kind == K_ONE:
                     done = unpost_one(self.engine.e, self.r)
+                elif self.r.kind == K_NOTE:
+                    unlink(&self.engine.e.note_waits, self.r)
+                    req_end(self.engine.e, self.r, R_CANCELLED)
+                    done = True
                 elif self.r.kind != K_RECV:
                     withdraw(self.engine.e, self.r)
                     done = self.r.state == S_DONE
@@ -249,8 +253,8 @@ cdef class RequestAwaiter(Awaiter):
             raise self.q.failure
         return self.q.outcome()
 
-    cdef object late(self):
-        return self.engine.timeout_error(self.q.what, self.q.other_rank(), USE_CONFIG)
+    cdef Inquiry late(self):
+        return self.engine.inquire(self.q.what, self.q.other_rank(), USE_CONFIG)
 
     cdef bint withdraw(self):
         """Cancels the request unless others await it; whether it goes on all the same."""
@@ -285,7 +289,7 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
             q.buffer, q.entry = lend_read_only(engine, lent, offset, nbytes)
             if q.buffer is not lent:
                 m.ptr, offset = (<Buffer>q.buffer).ptr, 0
-    engine.enter()
+    engine.enter(q.what)
     r = req_new(engine.e)
     if r == NULL:
         engine.leave()

@@ -4,6 +4,7 @@ import threading
 import time
 
 import numpy as np
+import pytest
 
 from rocecomm import ClosedError, PeerDeadError, RocecommError, TimeoutError
 
@@ -49,3 +50,34 @@ def hammered(comm, seconds):
 def test_close_under_fire(world, scale):
     for seconds in (0.05, 0.3, 0.31)[:scale.rounds(3, 1)]:
         world(2, hammered, seconds)
+
+
+def names_of_calls(comm):
+    region = comm.register(np.zeros(64, "u1"))
+    descriptor, one = region.descriptor(), np.zeros(1, "u8")
+    remote = comm.open(descriptor)
+    calls = {
+        "send": lambda: comm.send(one, 0), "recv": lambda: comm.recv(one, 0),
+        "isend": lambda: comm.isend(one, 0), "irecv": lambda: comm.irecv(one, 0),
+        "probe": lambda: comm.probe(0), "iprobe": lambda: comm.iprobe(0),
+        "write": lambda: comm.write(one, remote), "read": lambda: comm.read(one, descriptor),
+        "iwrite": lambda: comm.iwrite(one, descriptor), "iread": lambda: comm.iread(one, remote),
+        "writev": lambda: comm.writev(one, remote, [0], [0], 8),
+        "ireadv": lambda: comm.ireadv(one, remote, [0], [0], 8),
+        "fetch_add": lambda: comm.fetch_add(remote, 0, 1),
+        "icompare_swap": lambda: comm.icompare_swap(remote, 0, 1, 2),
+        "wait_notify": lambda: comm.wait_notify(0), "iwait_notify": lambda: comm.iwait_notify(0),
+        "register": lambda: comm.register(one), "open": lambda: comm.open(descriptor),
+        "wait_all": lambda: comm.wait_all([]), "wait_any": lambda: comm.wait_any([]),
+        "progress": comm.progress, "trim": comm.trim, "barrier": comm.barrier}
+    comm.close()
+    said = {}
+    for name, call in calls.items():
+        with pytest.raises(ClosedError) as caught:
+            call()
+        said[name] = str(caught.value)
+    assert {name for name, text in said.items() if not text.startswith(name + ":")} == set(), said
+
+
+def test_every_call_of_a_closed_communicator_is_named(soft_world):
+    soft_world(1, names_of_calls)

@@ -33,7 +33,8 @@ def chain(a, b, remote, page, status):
     requests = [a.iwrite(np.full(512, 3, "u1"), remote, 512), a.ifetch_add(remote, 0, 1),
                 a.iwrite(b"", remote, notify=status), a.iwrite(np.full(512, 4, "u1"), remote, 1024),
                 a.icompare_swap(remote, 8, 0, 7), a.iread(np.zeros(512, "u1"), remote, 1024)]
-    with soft.inject(status, op="rdma_write", times=1) as fault:
+    lane = a._engine.peers()[1]["lane_qp"]      # heartbeats are writes, too
+    with soft.inject(status, op="rdma_write", times=1, qp=lane) as fault:
         settle((a, b), [lost, *requests])
         assert fault.hit == 1
     assert isinstance(lost.error, CompletionError)
