@@ -48,11 +48,17 @@ bool sn_cq_give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv_
 		return true;
 	}
 	struct sn_rwqe *w = sn_rwqe_at(ctx->seg, rq, e->entry);
+	if (w->serial != e->serial)
+		return false;
+	if (srq) {
+		if (!sn_srq_give(srq, e->entry, e->serial))
+			return false;
+		sn_free_list_put(&srq->free, e->entry);
+		return true;
+	}
 	struct sn_rslot *slot = sn_rslot_at(ctx->seg, rq, e->entry);
-	if (!(e->kind & SN_CQE_LAZY) && w->num_sge) /* the program looks at it next; its sender had it last */
-		__builtin_prefetch((void *)(uintptr_t)w->sge[0].addr);
 	uint32_t state = atomic_load_explicit(&slot->state, memory_order_relaxed);
-	if (w->serial != e->serial || state == SN_RWQE_FREE)
+	if (state == SN_RWQE_FREE)
 		return false;
 	if (rq->ordered) { /* of one QP, so nobody else gives it back: the poll lock is held */
 		uint32_t count = atomic_load_explicit(&qp->given_back, memory_order_relaxed);
@@ -62,7 +68,7 @@ bool sn_cq_give_back(struct sn_ctx *ctx, const struct sn_cqe *e, struct sn_priv_
 	}
 	if (!atomic_compare_exchange_strong(&slot->state, &state, SN_RWQE_FREE))
 		return false;
-	sn_free_list_put(srq ? &srq->free : &qp->free, e->entry);
+	sn_free_list_put(&qp->free, e->entry);
 	return true;
 }
 
@@ -100,10 +106,15 @@ static enum fate consume(struct sn_ctx *ctx, struct sn_priv_cq *cq, const struct
 	bool valid = priv && atomic_load_explicit(&qp->epoch, memory_order_relaxed) == e->epoch;
 
 	wc->status = e->status;
-	if (valid && e->kind & SN_CQE_LAZY) {
+	if (valid && e->kind & SN_CQE_RECV && e->entry != SN_NO_ENTRY) {
 		struct sn_rq *rq = sn_rq_of(ctx->seg, qp);
-		sn_prefetch_write(sn_rslot_at(ctx->seg, rq, e->entry));
-		sn_prefetch_write(sn_rwqe_at(ctx->seg, rq, e->entry)); /* it is posted anew soon */
+		struct sn_rwqe *w = sn_rwqe_at(ctx->seg, rq, e->entry);
+		if (e->kind & SN_CQE_LAZY) {
+			sn_prefetch_write(sn_rslot_at(ctx->seg, rq, e->entry));
+			sn_prefetch_write(w); /* it is posted anew soon */
+		} else if (w->num_sge) { /* the program looks at it next; its sender had it last */
+			__builtin_prefetch((void *)(uintptr_t)w->sge[0].addr);
+		}
 	}
 	if (e->status != IBV_WC_SUCCESS) {
 		sn_stage_settle(ctx); /* the program may use the memory again */

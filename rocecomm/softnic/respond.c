@@ -192,7 +192,7 @@ static void prefetch_next(struct job *j, uint32_t item, const struct sn_piece *t
 	struct sn_rq *rq = sn_rq_of(seg, j->t->qp);
 	const struct sn_rwqe *rw = sn_rwqe_at(seg, rq, item), *next;
 	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed);
-	if (head == atomic_load_explicit(&rq->tail, memory_order_acquire))
+	if ((int32_t)(rq->tail_seen - head) <= 0)
 		return;
 	item = sn_rq_item(seg, rq, head);
 	if (item >= rq->size)

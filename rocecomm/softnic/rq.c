@@ -64,17 +64,6 @@ int sn_free_list_init(struct sn_free_list *f, uint32_t size, uint32_t usable)
 	return 0;
 }
 
-bool sn_free_list_get(struct sn_free_list *f, uint32_t *item)
-{
-	bool ok;
-	sn_spin(&f->lock);
-	ok = f->count > 0;
-	if (ok)
-		*item = f->item[--f->count];
-	sn_unspin(&f->lock);
-	return ok;
-}
-
 void sn_free_list_put(struct sn_free_list *f, uint32_t item)
 {
 	sn_spin(&f->lock);
@@ -105,37 +94,41 @@ static int check(const struct sn_rq *rq, const struct ibv_recv_wr *wr)
 	return rq->size ? 0 : ENOMEM;
 }
 
-/* Is somebody waiting for what was just posted? */
+/* Is somebody waiting for what was just posted? Asked after a full fence. */
 static bool was_waited_for(struct sn_rq *rq)
 {
-	/* acquire: whether R has anything to send is looked at after this */
-	if (!atomic_load_explicit(&rq->waiting, memory_order_acquire))
+	if (!atomic_load_explicit(&rq->waiting, memory_order_relaxed))
 		return false;
-	atomic_store_explicit(&rq->waiting, 0, memory_order_relaxed);
-	return true;
+	/* exchanged: who came to wait meanwhile is found by what is looked at after this */
+	return atomic_exchange(&rq->waiting, 0);
 }
 
-/* `wr` and what follows, into a queue of several takers. */
-static int post_locked(struct sn_ctx *ctx, struct sn_rq *rq, struct sn_free_list *free, struct ibv_recv_wr **wr,
+/* `wr` and what follows, into a queue of several takers. They have a lock of their own, which is not needed
+ * here: its line stays with them. */
+static int post_shared(struct sn_ctx *ctx, struct sn_rq *rq, struct sn_free_list *free, struct ibv_recv_wr **wr,
 		       bool *waited)
 {
 	int err = 0;
-	if (!sn_lock(ctx, &rq->lock))
-		return EBUSY;
-	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed), item;
+	sn_spin(&free->lock);
+	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed), from = tail;
 	for (; *wr; *wr = (*wr)->next) {
 		err = check(rq, *wr);
-		if (!err && !sn_free_list_get(free, &item))
+		if (!err && !free->count)
 			err = ENOMEM;
 		if (err)
 			break;
+		uint32_t item = free->item[--free->count];
 		fill(ctx->seg, rq, *wr, item, SN_QPS);
 		atomic_store_explicit((_Atomic uint32_t *)sn_at(ctx->seg, rq->ring) + (tail & (rq->size - 1)), item,
 				      memory_order_relaxed);
-		atomic_store_explicit(&rq->tail, ++tail, memory_order_release);
+		tail++;
 	}
+	if (tail != from)
+		atomic_store_explicit(&rq->tail, tail, memory_order_release);
+	/* the entries first, then the look: a sender says that it waits, and then looks for entries */
+	atomic_thread_fence(memory_order_seq_cst);
 	*waited = was_waited_for(rq);
-	sn_unlock(&rq->lock);
+	sn_unspin(&free->lock);
 	return err;
 }
 
@@ -189,24 +182,25 @@ void sn_rq_flush(struct sn_ctx *ctx, const struct sn_side *side)
 	sn_unlock(&qp->rq.lock);
 }
 
-static bool in_hands(const struct sn_rslot *slot)
+static bool in_hands(struct sn_priv_srq *srq, uint32_t i, const struct sn_rslot *slot, uint32_t serial)
 {
 	uint32_t state = atomic_load(&slot->state);
-	return state != SN_RWQE_FREE && state != SN_RWQE_POSTED;
+	return state != SN_RWQE_FREE && state != SN_RWQE_POSTED && !(srq && sn_srq_given(srq, i, serial));
 }
 
 static bool visit_taken(struct sn_priv_qp *priv, bool flush)
 {
 	struct sn_side own = sn_own_side(priv);
 	struct sn_rq *rq = sn_rq_of(own.seg, own.qp);
+	struct sn_priv_srq *srq = priv->init.srq ? sn_container(priv->init.srq, struct sn_priv_srq, ibv) : NULL;
 	for (uint32_t i = 0; i < rq->size; i++) {
 		struct sn_rwqe *w = sn_rwqe_at(own.seg, rq, i);
 		struct sn_rslot *slot = sn_rslot_at(own.seg, rq, i);
 		uint32_t serial = atomic_load(&w->serial);
 		uint64_t wr_id = atomic_load(&w->wr_id);
-		if (!in_hands(slot) || slot->qp != priv->index ||
-		    sn_cq_has_receive(priv->ctx, own.qp->recv_cq, own.qp->qpn, i, serial) || !in_hands(slot) ||
-		    atomic_load(&w->serial) != serial)
+		if (!in_hands(srq, i, slot, serial) || slot->qp != priv->index ||
+		    sn_cq_has_receive(priv->ctx, own.qp->recv_cq, own.qp->qpn, i, serial) ||
+		    !in_hands(srq, i, slot, serial) || atomic_load(&w->serial) != serial)
 			continue;
 		if (!flush)
 			return true;
@@ -240,9 +234,9 @@ void sn_srq_reclaim(struct sn_priv_qp *priv)
 	struct sn_rq *rq = &srq->srq->rq;
 	for (uint32_t i = 0; i < rq->size; i++) {
 		struct sn_rslot *slot = sn_rslot_at(priv->ctx->seg, rq, i);
-		uint32_t state = atomic_load(&slot->state);
-		if (state != SN_RWQE_FREE && state != SN_RWQE_POSTED && (slot->qp & ~SN_RWQE_REPORTED) == priv->index &&
-		    atomic_compare_exchange_strong(&slot->state, &state, SN_RWQE_FREE))
+		uint32_t state = atomic_load(&slot->state), serial = atomic_load(&sn_rwqe_at(priv->ctx->seg, rq, i)->serial);
+		if (in_hands(srq, i, slot, serial) && (slot->qp & ~SN_RWQE_REPORTED) == priv->index &&
+		    atomic_compare_exchange_strong(&slot->state, &state, SN_RWQE_FREE) && sn_srq_give(srq, i, serial))
 			sn_free_list_put(&srq->free, i);
 	}
 }
@@ -309,7 +303,7 @@ int sn_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr 
 	} else if (qp->rq.ordered) {
 		err = post_in_turn(priv, &side, &wr, &waited);
 	} else {
-		err = post_locked(priv->ctx, &qp->rq, &priv->free, &wr, &waited);
+		err = post_shared(priv->ctx, &qp->rq, &priv->free, &wr, &waited);
 		if (atomic_load(&qp->state) == IBV_QPS_ERR)
 			sn_rq_flush(priv->ctx, &side);
 	}
@@ -343,7 +337,7 @@ int sn_post_srq_recv(struct ibv_srq *ibv, struct ibv_recv_wr *wr, struct ibv_rec
 	int err = sn_foreign(ctx) ? EPERM : 0;
 
 	if (!err)
-		err = post_locked(ctx, &priv->srq->rq, &priv->free, &wr, &waited);
+		err = post_shared(ctx, &priv->srq->rq, &priv->free, &wr, &waited);
 	if (err)
 		*bad = wr;
 	if (waited) {

@@ -111,7 +111,22 @@ struct sn_priv_srq {
 	uint32_t async_seen;
 	uint64_t heap, heap_len;
 	struct sn_free_list free;
+	/* Serial of the posting of each entry that came back last. That a received message gave its entry back is known
+	 * here only: the entry's slot belongs to its sender's CPU, and to fetch it costs as much as the message. */
+	_Atomic uint32_t *given;
 };
+static inline bool sn_srq_given(struct sn_priv_srq *srq, uint32_t item, uint32_t serial)
+{
+	return (int32_t)(atomic_load_explicit(&srq->given[item], memory_order_acquire) - serial) >= 0;
+}
+/* With the poll lock of its queue pair's CQ. False: that posting of the entry came back before. */
+static inline bool sn_srq_give(struct sn_priv_srq *srq, uint32_t item, uint32_t serial)
+{
+	if (sn_srq_given(srq, item, serial))
+		return false;
+	atomic_store_explicit(&srq->given[item], serial, memory_order_release);
+	return true;
+}
 
 /* What the fault rules decided about the request at `position` - 1. */
 struct sn_hold {
@@ -398,7 +413,6 @@ void sn_rq_empty(struct sn_seg *seg, struct sn_rq *rq);
 uint64_t sn_rq_bytes(uint32_t size, uint32_t max_sge);
 void sn_rq_init(struct sn_seg *seg, struct sn_rq *rq, uint64_t at, uint32_t size, uint32_t max_sge, bool ordered);
 int sn_free_list_init(struct sn_free_list *f, uint32_t size, uint32_t usable);
-bool sn_free_list_get(struct sn_free_list *f, uint32_t *item);
 void sn_free_list_put(struct sn_free_list *f, uint32_t item);
 int sn_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int sn_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);

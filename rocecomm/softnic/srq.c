@@ -26,6 +26,8 @@ SN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 		size = sn_round_pow2(init->attr.max_wr);
 		len = sn_rq_bytes(size, sge);
 		err = sn_free_list_init(&srq->free, size, size);
+		if (!err && !(srq->given = calloc(size, sizeof(*srq->given))))
+			err = ENOMEM;
 	}
 	pthread_mutex_lock(&ctx->lock);
 	if (!err) {
@@ -47,12 +49,16 @@ SN_EXPORT struct ibv_srq *ibv_create_srq(struct ibv_pd *pd, struct ibv_srq_init_
 		for (uint32_t w = 0; w < SN_QPS / 64; w++)
 			atomic_store(&srq->srq->waiters[w], 0);
 		sn_rq_init(ctx->seg, &srq->srq->rq, at, size, sge, false);
+		for (uint32_t w = 0; w < size; w++)
+			atomic_store(&srq->given[w], atomic_load(&sn_rwqe_at(ctx->seg, &srq->srq->rq, w)->serial));
 		ctx->srqs[i] = srq;
 	}
 	pthread_mutex_unlock(&ctx->lock);
 	if (err) {
-		if (srq)
+		if (srq) {
 			free(srq->free.item);
+			free(srq->given);
+		}
 		free(srq);
 		errno = err;
 		return NULL;
@@ -125,6 +131,7 @@ SN_EXPORT int ibv_destroy_srq(struct ibv_srq *ibv)
 	pthread_mutex_unlock(&ctx->lock);
 	sn_pd_put(ibv->pd);
 	free(srq->free.item);
+	free(srq->given);
 	free(srq);
 	return 0;
 }

@@ -32,7 +32,7 @@ enum verdict sn_take_receive(struct job *j, uint32_t *item)
 	struct sn_seg *seg = j->t->seg;
 	struct sn_qp *qp = j->t->qp;
 	struct sn_rq *rq = sn_rq_of(seg, qp);
-	uint32_t index = qp->qpn & (SN_QPS - 1), left = 0, limit = 0;
+	uint32_t index = qp->qpn & (SN_QPS - 1), limit = 0;
 
 	if (rq->ordered)
 		return take_in_turn(j, rq, item);
@@ -44,13 +44,19 @@ enum verdict sn_take_receive(struct job *j, uint32_t *item)
 		return WAIT_PEER;
 	}
 	uint32_t head = atomic_load_explicit(&rq->head, memory_order_relaxed);
-	uint32_t tail = atomic_load_explicit(&rq->tail, memory_order_relaxed);
-	if (head == tail) {
-		atomic_store_explicit(&rq->waiting, 1, memory_order_relaxed);
-		if (qp->srq >= 0)
-			atomic_fetch_or(&sn_srq_at(seg, qp->srq)->waiters[index / 64], 1ULL << index % 64);
-		sn_unlock(&rq->lock);
-		return WAIT_RNR;
+	if ((int32_t)(rq->tail_seen - head) <= 0) {
+		rq->tail_seen = atomic_load_explicit(&rq->tail, memory_order_acquire);
+		if (head == rq->tail_seen) { /* say so, then look again: the other way round than who posts */
+			if (qp->srq >= 0)
+				atomic_fetch_or(&sn_srq_at(seg, qp->srq)->waiters[index / 64], 1ULL << index % 64);
+			atomic_store(&rq->waiting, 1);
+			atomic_thread_fence(memory_order_seq_cst);
+			rq->tail_seen = atomic_load_explicit(&rq->tail, memory_order_acquire);
+		}
+		if (head == rq->tail_seen) {
+			sn_unlock(&rq->lock);
+			return WAIT_RNR;
+		}
 	}
 	*item = sn_rq_item(seg, rq, head);
 	struct sn_rslot *slot = sn_rslot_at(seg, rq, *item);
@@ -59,9 +65,8 @@ enum verdict sn_take_receive(struct job *j, uint32_t *item)
 	atomic_store_explicit(&rq->head, head + 1, memory_order_release);
 	if (qp->srq >= 0) {
 		struct sn_srq *srq = sn_srq_at(seg, qp->srq);
-		left = tail - head - 1;
 		limit = atomic_load_explicit(&srq->limit, memory_order_relaxed);
-		if (limit && left < limit)
+		if (limit && atomic_load_explicit(&rq->tail, memory_order_relaxed) - head - 1 < limit)
 			atomic_store(&srq->limit, 0); /* armed once */
 		else
 			limit = 0;
