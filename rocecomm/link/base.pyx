@@ -3,7 +3,7 @@
 cimport cython
 cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
-from cpython.long cimport PyLong_CheckExact
+from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdlib cimport calloc, free
 from rocecomm.link.core cimport (
@@ -17,7 +17,7 @@ from rocecomm.link.peer cimport beat
 from rocecomm.link.progress cimport (
     W_CLOSED, W_DONE, W_SIGNALS, W_TIMEOUT, heartbeats, leave_call, poll_once, wait_turn)
 from rocecomm.link.wire cimport code_of, describe_sig
-from rocecomm.verbs.buffer cimport Buffer, acquire
+from rocecomm.verbs.buffer cimport Buffer, acquire, acquire_plain
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ
 
 import numbers
@@ -66,7 +66,7 @@ cdef Buffer hold(object obj, bint writable, mem_t *m):
     """The general case: an export that is held until the Buffer goes."""
     cdef Buffer b
     if plain_array(obj, writable, m):
-        return acquire(obj, writable)       # the rest is known already
+        return acquire_plain(obj)
     b = <Buffer>obj if type(obj) is Buffer and not (writable and (<Buffer>obj).readonly) \
         else acquire(obj, writable)
     m.ptr = b.ptr
@@ -193,10 +193,10 @@ cdef class Base:
     # ------------------------------------------------------------------- arguments
     cdef int peer_arg(self, object rank, str what) except -1:
         cdef long n
+        cdef int overflow = 0
         if PyLong_CheckExact(rank):
-            try:
-                n = rank
-            except OverflowError:
+            n = PyLong_AsLongAndOverflow(rank, &overflow)
+            if overflow:
                 n = -1
         else:
             if isinstance(rank, bool) or not hasattr(type(rank), "__index__"):
@@ -208,9 +208,12 @@ cdef class Base:
         return <int>n
 
     cdef uint64_t tag_arg(self, object tag) except? 0xFFFFFFFFFFFFFFFF:
+        cdef int overflow = 0
+        cdef long n
         if PyLong_CheckExact(tag):
-            if 0 <= tag < 0x8000000000000000:
-                return tag
+            n = PyLong_AsLongAndOverflow(tag, &overflow)
+            if n >= 0 and not overflow:
+                return <uint64_t>n
             raise ValueError(f"tag must lie between 0 and 2**63 - 1, not {tag}")
         if isinstance(tag, bool) or not hasattr(type(tag), "__index__"):
             raise TypeError(f"tag must be an integer, not {tag!r} of type {type(tag).__name__}")

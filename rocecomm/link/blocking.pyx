@@ -8,15 +8,14 @@ from libc.stdint cimport int64_t, uint64_t
 from rocecomm.link.base cimport Base, hold, mem_t, plain_array
 from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
-    F_ANYTAG, F_BLOCKING, F_OWN_MR, F_WAITS, K_RECV, K_SEND, P_READY, R_CANCELLED, R_OK, S_ANNOUNCED,
-    S_DONE, ended, engine_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock, rc_get, rc_now, req_end, req_free,
+    F_ANYTAG, F_BLOCKING, F_OWN_MR, F_WAITS, K_RECV, K_SEND, R_CANCELLED, R_OK, S_ANNOUNCED,
+    S_DONE, ended, engine_t, pthread_mutex_lock, pthread_mutex_unlock, rc_get, rc_now, req_end, req_free,
     req_new, req_t, req_unregister, unlink)
 from rocecomm.link.match cimport unpost_receive
-from rocecomm.link.peer cimport eager_credit, post_message
+from rocecomm.link.peer cimport send_now
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
 from rocecomm.link.region cimport covering, lend_read_only
 from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
-from rocecomm.link.wire cimport EAGER, FLAG_SHORT, rc_header
 from rocecomm.verbs.buffer cimport Buffer
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, ibv_mr
 
@@ -72,9 +71,6 @@ cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except
     cdef engine_t *e = g.e
     cdef mem_t m
     cdef object held = None
-    cdef rc_header h
-    cdef peer_t *p
-    cdef int rc
     if not plain_array(buf, False, &m):
         held = hold_any(g, buf, False, &m)
         if type(held) is PieceList:
@@ -83,24 +79,10 @@ cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except
     if timeout is not USE_CONFIG:
         g.until(timeout)
     g.enter("send")
-    p = &e.peers[peer]
-    if (m.n <= e.eager_limit and p.state == P_READY and p.sends.head == NULL
-            and eager_credit(p)):
-        h.kind = EAGER
-        h.flags = FLAG_SHORT
-        h.dtype = m.dtype
-        h.tag = tag
-        h.seq = p.send_seq
-        h.group = 0
-        rc = post_message(e, p, &h, m.ptr, m.n)
-        if rc == 1:
-            p.send_seq += 1
-            p.eager_sent += 1
-            e.bytes_sent += m.n
-            e.messages_sent += 1
-            poll_once(e, False)
-            g.leave()
-            return 0
+    if send_now(e, &e.peers[peer], m.dtype, m.ptr, m.n, tag):
+        poll_once(e, False)
+        g.leave()
+        return 0
     g.leave()
     send_slowly(g, buf, held, peer, tag, timeout)
 

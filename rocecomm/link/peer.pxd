@@ -1,7 +1,7 @@
 # cython: language_level=3
 from libc.stdint cimport int32_t, uint16_t, uint32_t, uint64_t, uint8_t
-from rocecomm.link.core cimport ctl_t, abort_t, engine_t, peer_t, req_t
-from rocecomm.link.wire cimport rc_header
+from rocecomm.link.core cimport P_READY, abort_t, ctl_t, engine_t, peer_t, req_t
+from rocecomm.link.wire cimport EAGER, FLAG_SHORT, rc_header
 from rocecomm.verbs.libibverbs cimport ibv_send_wr
 
 cdef int post_wr(engine_t *e, peer_t *p, ibv_send_wr *wr, uint8_t type, uint32_t slot,
@@ -34,3 +34,23 @@ cdef inline bint ctrl_credit(peer_t *p) noexcept nogil:
 
 cdef inline bint sq_room(peer_t *p) noexcept nogil:
     return p.sq_head - p.sq_tail < p.sq_depth
+
+cdef inline bint send_now(engine_t *e, peer_t *p, uint16_t dtype, const char *payload, uint64_t n,
+                          uint64_t tag) noexcept nogil:
+    """A small message without a request, where nothing has to be waited for. False: it was not sent."""
+    cdef rc_header h
+    if (n > e.eager_limit or p.state != P_READY or p.sends.head != NULL or not eager_credit(p)):
+        return False
+    h.kind = EAGER
+    h.flags = FLAG_SHORT
+    h.dtype = dtype
+    h.tag = tag
+    h.seq = p.send_seq
+    h.group = 0
+    if post_message(e, p, &h, payload, n) != 1:
+        return False
+    p.send_seq += 1
+    p.eager_sent += 1
+    e.bytes_sent += n
+    e.messages_sent += 1
+    return True

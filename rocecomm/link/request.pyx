@@ -2,7 +2,7 @@
 """Requests: transfers in flight, and what holds their memory meanwhile."""
 cimport cython
 from rocecomm.link.aio cimport Awaiter
-from rocecomm.link.base cimport Base, Inquiry, mem_t
+from rocecomm.link.base cimport Base, Inquiry, mem_t, plain_array
 from rocecomm.link.lists cimport PieceList, hold_any
 from rocecomm.link.core cimport (
     F_ANYTAG, F_AWAITED, F_COLL, K_NOTE, K_ONE, K_RECV, K_SEND, S_DONE, S_PULLING, S_QUEUED, R_CANCELLED,
@@ -10,6 +10,7 @@ from rocecomm.link.core cimport (
     req_new, req_t, sig_t, tell_loops, unlink)
 from rocecomm.link.lane_post cimport unpost_one
 from rocecomm.link.match cimport unpost_receive
+from rocecomm.link.peer cimport send_now
 from rocecomm.link.progress cimport W_TIMEOUT, poll_once
 from rocecomm.link.region cimport covering, lend_read_only
 from rocecomm.link.rendezvous cimport start_receive, start_send, withdraw
@@ -271,6 +272,18 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
     cdef req_t *r
     q.engine = engine
     q.what = "irecv" if receiving else "isend"
+    if not receiving and sig == NULL and group == 0 and offset == 0 and nbytes < 0 and plain_array(buf, False, &m):
+        # The common case, as in `send`: it has left before anybody could touch the array.
+        engine.enter("isend")
+        if send_now(engine.e, &engine.e.peers[peer], m.dtype, m.ptr, m.n, tag):
+            q.count = m.n
+            q.other = peer
+            q.number = tag
+            q.ended = True
+            poll_once(engine.e, False)
+            engine.leave()
+            return q
+        engine.leave()
     q.buffer = hold_any(engine, buf, receiving, &m)
     if offset < 0 or <uint64_t>offset > m.n or (nbytes >= 0 and <uint64_t>(offset + nbytes) > m.n):
         raise ValueError(f"{q.what}: bytes {offset} to {offset + nbytes} do not lie in a buffer of "

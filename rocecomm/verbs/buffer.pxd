@@ -17,6 +17,7 @@ cdef class Buffer:
     cdef object exporter            # array that lent `view` where it is not obj itself
     cdef object dtype_name          # filled on demand
     cdef tuple dims                 # filled on demand
+    cdef bint is_plain              # made by acquire_plain: `obj` says the rest
     cdef bint is_released
     cdef object __weakref__
 
@@ -31,3 +32,6 @@ cdef class Lender:
 
 
 cdef Buffer acquire(object obj, bint writable)
+# The same for what is known to be an ndarray, no subclass, of plain numbers, C-contiguous and not to
+# be refused.
+cdef Buffer acquire_plain(object arr)

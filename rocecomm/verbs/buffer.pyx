@@ -8,9 +8,11 @@ is no buffer at all raises TypeError.
 """
 
 cimport cython
+cimport numpy as cnp
 from cpython.buffer cimport (PyBUF_FORMAT, PyBUF_INDIRECT, PyBUF_WRITABLE,
                              PyBuffer_FillInfo, PyBuffer_Release, PyObject_CheckBuffer,
                              PyObject_GetBuffer)
+from cpython.object cimport PyObject
 from libc.string cimport strchr
 from rocecomm.verbs cimport dlpack
 
@@ -18,6 +20,11 @@ import sys
 import weakref
 
 import numpy as np
+
+cnp.import_array()
+
+cdef extern from "Python.h":
+    object PyWeakref_NewRef(object, PyObject *)
 
 cdef object ndarray = np.ndarray
 cdef object masked_array = np.ma.MaskedArray
@@ -114,6 +121,8 @@ cdef class Buffer:
     @property
     def shape(self):
         """Shape of what was passed, a tuple of ints."""
+        if self.is_plain and not self.is_released:
+            return self.obj.shape
         if self.dims is None:
             self.dims = (self.nbytes // self.itemsize if self.itemsize else 0,)
         return self.dims
@@ -122,7 +131,7 @@ cdef class Buffer:
     def dtype(self):
         """Name of the element type: numpy's ("float32", "datetime64[D]"), "bfloat16", ..."""
         if self.dtype_name is None:
-            self.dtype_name = "uint8"
+            self.dtype_name = self.obj.dtype if self.is_plain and not self.is_released else "uint8"
         if not isinstance(self.dtype_name, str):
             self.dtype_name = dtype_text(self.dtype_name)
         return self.dtype_name
@@ -231,6 +240,25 @@ cdef int from_numpy(Buffer b, object arr, bint writable) except -1:
     b.guard = guard_numpy(arr)
     take_view(b, lender, writable)
     return 0
+
+
+cdef Buffer acquire_plain(object obj):
+    """Of an ndarray there is nothing more to hold than a reference: numpy does not count exports,
+    and asked for one it describes the array anew each time, for longer than a small message takes."""
+    cdef Buffer b = Buffer.__new__(Buffer)
+    cdef cnp.ndarray arr = <cnp.ndarray>obj
+    cdef object base = obj
+    b.obj = obj
+    b.device = "cpu"
+    b.ptr = <char *>cnp.PyArray_DATA(arr)
+    b.nbytes = cnp.PyArray_NBYTES(arr)
+    b.itemsize = cnp.PyArray_ITEMSIZE(arr)
+    b.readonly = not cnp.PyArray_FLAGS(arr) & cnp.NPY_ARRAY_WRITEABLE
+    b.is_plain = True
+    while cnp.PyArray_BASE(<cnp.ndarray>base) != NULL and cnp.PyArray_Check(<object>cnp.PyArray_BASE(<cnp.ndarray>base)):
+        base = <object>cnp.PyArray_BASE(<cnp.ndarray>base)
+    b.guard = PyWeakref_NewRef(base, NULL)
+    return b
 
 
 cdef object guard_numpy(object arr):
