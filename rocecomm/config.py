@@ -23,6 +23,9 @@ __all__ = ["Config", "WIRE_VERSION", "USE_CONFIG", "check_timeout", "unknown_var
 #: Version of everything that ranks exchange. Ranks of different versions do not join.
 WIRE_VERSION = 2
 
+#: Larger worlds connect on first use.
+LAZY_ABOVE = 64
+
 #: A year. A longer timeout is taken for a mistake (milliseconds, nanoseconds); ``None``
 #: is how one says "wait for ever".
 MAX_TIMEOUT = 366 * 86400.0
@@ -186,6 +189,11 @@ class Config:
         "PROGRESS", _choice("calls", "thread"), "calls",
         "who moves pending traffic: calls into the library, or one sleeping thread")
 
+    connect: str = _setting(
+        "CONNECT", _choice("auto", "init", "lazy"), "auto",
+        "when two ranks are connected: at init, or when one first needs the other (lazy); auto: at init "
+        "up to 64 ranks", wire=True)
+
     # messages
     eager_limit: int | None = _setting(
         "EAGER_LIMIT", _size(0, 1 << 20, "auto"), None,
@@ -306,6 +314,10 @@ class Config:
                   for field in settings() if field.metadata["wire"]}
         agreed = {name: "auto" if value is None else str(value) for name, value in values.items()}
         return {"protocol version": str(WIRE_VERSION), **agreed}
+
+    def connects_lazily(self, size):
+        """Whether the ranks of a world of ``size`` connect when they first need each other."""
+        return size > 1 and (self.connect == "lazy" or (self.connect == "auto" and size > LAZY_ABOVE))
 
     def transport_retry(self):
         """``(timeout, retry_cnt)`` for the queue pairs, so that a dead peer is found

@@ -48,6 +48,7 @@ cdef class Base:
     cdef readonly uint64_t staged           # bytes in copies of read-only memory, now and at most
     cdef readonly uint64_t staged_most
     cdef dict remotes           # descriptor -> RemoteBuffer, of those opened last
+    cdef object call_qp         # for datagrams, where peers connect on first use
     cdef object info            # what wire-up agreed on, for people
     cdef double seconds
     cdef list watchers          # of event loops: weak references (aio.pyx)

@@ -7,7 +7,7 @@ from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from libc.stdlib cimport calloc, free
 from rocecomm.link.core cimport (
-    F_ANYTAG, F_COLL, F_ORPHAN, F_ZOMBIE, K_RECV, K_SEND, P_BROKEN, P_LEFT, P_READY, P_SELF,
+    F_ANYTAG, F_COLL, F_ORPHAN, F_ZOMBIE, K_RECV, K_SEND, P_BROKEN, P_JOINING, P_LEFT, P_NONE, P_READY, P_SELF,
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CLOSED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_ONE, R_REGISTER,
     R_SIGNATURE, R_TRUNCATED, S_ANNOUNCED, S_DONE, S_PULLING, S_QUEUED, collective, ended, find_group,
     free_all, group_t, pthread_cond_destroy, pthread_mutex_destroy, pthread_mutex_init,
@@ -404,6 +404,9 @@ cdef class Inquiry:
         if wireup.stopped(g.info[self.rank].process):
             return self.say("stopped", "the peer's process is stopped (SIGSTOP, a debugger); let it "
                             "continue, with kill -CONT")
+        if g.e.peers[self.rank].state in (P_JOINING, P_NONE):
+            return failure.not_connected(self.what, self.rank, g.device, self.timeout,
+                                         wireup.alive(g.info[self.rank].process))
         return None
 
     cdef object step(self, bint heavy):

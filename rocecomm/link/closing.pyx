@@ -1,8 +1,9 @@
 # cython: language_level=3
 """The end of a communicator: delivers, says goodbye, ends what could not be waited for."""
 from rocecomm.link.core cimport (
-    F_COLL, P_READY, P_SELF, R_CLOSED, engine_t, find_group, group_t, int64_t, list_t, mark_dirty, peer_t,
+    F_COLL, P_JOINING, P_READY, P_SELF, R_CLOSED, engine_t, find_group, group_t, int64_t, list_t, mark_dirty, peer_t,
     pthread_mutex_unlock, rc_lock, rc_now, req_end, req_t, unlink)
+from rocecomm.link.connect cimport say_left
 from rocecomm.link.lane cimport end_idle, end_lane
 from rocecomm.link.match cimport end_probes
 from rocecomm.link.peer cimport break_peer
@@ -52,8 +53,13 @@ cdef bint announced_for_use(engine_t *e, peer_t *p) noexcept nogil:
 cdef bint busy(engine_t *e) noexcept nogil:
     cdef int i
     cdef peer_t *p
+    # datagrams that say that we close
+    if e.caller != NULL and e.closing and e.caller.tail != e.caller.head:
+        return True
     for i in range(e.size):
         p = &e.peers[i]
+        if p.state == P_JOINING and (p.sends.head != NULL or p.lane.pending.head != NULL):
+            return True
         if p.state == P_SELF and p.lane.head != p.lane.tail:
             return True
         if p.state != P_READY:
@@ -94,6 +100,8 @@ cdef void finish(engine_t *e, int64_t limit) noexcept nogil:
             # its completion proves that all before it has arrived
             e.peers[i].sq_signal = e.peers[i].sq_head - e.peers[i].sq_depth
             mark_dirty(e, &e.peers[i])
+    while not say_left(e) and rc_now() < limit + 500000000 and not e.fatal:
+        flush(e, limit + 500000000)     # each has room for some
     # even when the time is up: the others shall hear it rather than find us dead
     flush(e, max(limit, rc_now() + 500000000))
     for i in range(e.size):

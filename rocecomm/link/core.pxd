@@ -2,11 +2,13 @@
 """The state of one communicator as plain C structures.
 
 They are touched only with `engine_t.mutex` held (never while waiting for the GIL), so every
-function on them runs without the GIL. cimport order of link/: wire, one, pieces, store, sync, core,
-match, lane, peer, pull, rendezvous, lane_post, lane_repair, notify, progress, base, regcache, region,
-lists, probe, request, blocking, onesided, lane_setup, setup, engine; nobody cimports to the right.
+function on them runs without the GIL. cimport order of link/: wire, one, join, pieces, store, sync, core,
+match, lane, peer, pull, rendezvous, lane_post, lane_repair, call, connect, notify, progress, base, regcache,
+region, lists, probe, request, blocking, onesided, lane_setup, lazy_setup, setup, engine; nobody cimports to the
+right.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from rocecomm.link.join cimport caller_t, join_t
 from rocecomm.link.one cimport note_t, one_t
 from rocecomm.link.pieces cimport pieces_t
 from rocecomm.link.store cimport store_t
@@ -64,11 +66,12 @@ cdef enum:
     F_AWAITED = 0x100000    # an event loop waits for it: its end is told to the loops
 
     # peer_t.state
-    P_NONE = 0
+    P_NONE = 0              # not connected yet: neither side needed it
     P_READY = 1
     P_LEFT = 2              # said goodbye; what it sent before can still be received
     P_BROKEN = 3
     P_SELF = 4
+    P_JOINING = 5           # being connected, join_t says how far; requests wait
 
     # sqe_t.type
     Q_INLINE = 0            # nothing to give back
@@ -87,6 +90,8 @@ cdef enum:
     # wr_id: upper half
     WR_RECV = 0xFFFFFFFF
     WR_LANE = 0x80000000    # | rank
+    WR_CALL = 0x7FFFFFFF    # datagrams (call.pyx)
+    WR_CALL_SENT = 0x7FFFFFFE
 
     NO_SLOT = 0xFFFFFFFF
     CYCLE_LOG = 64
@@ -306,6 +311,7 @@ ctypedef struct peer_t:
     uint64_t cause_bytes
     bint left               # said goodbye before
     lane_t lane
+    join_t *join            # NULL where all peers connect at the start
 
 # What a rank shows to peers that wait for it; read by RDMA.
 ctypedef struct status_t:
@@ -449,6 +455,9 @@ ctypedef struct engine_t:
     uint64_t one_bytes      # counters: written and read by this rank's operations
     uint64_t one_requests
     uint64_t lane_repairs
+    # connecting on first use (connect.pyx)
+    caller_t *caller        # NULL where all peers connect at the start
+    join_t *joins           # one per peer
 
 cdef req_t *req_new(engine_t *e) noexcept nogil
 cdef void req_free(engine_t *e, req_t *r) noexcept nogil
@@ -514,6 +523,17 @@ cdef inline void mark_dirty(engine_t *e, peer_t *p) noexcept nogil:
         p.dirty = True
         p.next_dirty = e.dirty
         e.dirty = p
+
+cdef inline bint may_come(const peer_t *p) noexcept nogil:
+    """Whether messages of this peer can still come, now or once it is connected."""
+    return p.state == P_READY or p.state == P_NONE or p.state == P_JOINING
+
+cdef inline bint reach(engine_t *e, peer_t *p) noexcept nogil:
+    """Somebody needs this peer: connecting begins if it has not. False: it is gone."""
+    if p.state == P_NONE:
+        rc_set8(&p.state, P_JOINING)
+        mark_dirty(e, p)
+    return p.state == P_READY or p.state == P_SELF or p.state == P_JOINING
 
 cdef inline char *slot_addr(engine_t *e, uint32_t slot) noexcept nogil:
     return e.slots + <size_t>slot * e.slot_size

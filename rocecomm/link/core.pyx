@@ -236,6 +236,10 @@ cdef void free_all(engine_t *e) noexcept nogil:
                 free(c)
                 c = after
     free(e.peers)
+    free(e.joins)
+    free(e.caller)
+    e.joins = NULL
+    e.caller = NULL
     free_unexpected(e, e.unx_free)
     store_end(&e.store)
     c = e.ctl_free

@@ -68,13 +68,17 @@ class Engine(Links):
         """Moves all pending traffic once; the number of completions seen."""
     def counters(self) -> dict:
         """`bytes_sent`, `bytes_received`, `messages_sent`, `messages_received`,
-        `seconds` (inside blocking calls)."""
+        `seconds` (inside blocking calls), `connections` (ranks for whom queue pairs were made), and
+        others that tests look at."""
     def trim(self) -> None:
         """Empties the registration cache."""
     def describe(self) -> dict:
         """What wire-up agreed on: rank -> wireup.Agreement."""
     def queue_pairs(self) -> dict[int, QP]:
-        """The queue pair to every other rank, for tests and debugging."""
+        """The queue pair to every other rank that was connected at init, for tests and debugging."""
+    def datagrams(self) -> dict | None:
+        """Where peers connect on first use, for tests and debugging: `qp`, the queue pair for datagrams,
+        `instance`, that of this communicator, `sent` and `refused`, numbers of datagrams; else None."""
     def peers(self) -> list[dict]:
         """State of every connection, for debugging."""
     @property

@@ -7,6 +7,7 @@ from rocecomm.link.closing cimport finish
 from rocecomm.link.core cimport (
     P_BROKEN, SIG_RING, TEXT_MAX, abort_t, engine_t, find_group, group_t, int64_t, peer_t,
     pthread_mutex_unlock, rc_lock, rc_now, req_t, uint32_t, uint64_t, unx_t)
+from rocecomm.link.join cimport caller_t
 from rocecomm.link.peer cimport fail_group
 from rocecomm.link.progress cimport W_DONE, W_TIMEOUT, poll_once, wake
 from rocecomm.link.region cimport retry_held
@@ -286,16 +287,17 @@ cdef class Engine(Links):
     def counters(self):
         """Bytes, messages and seconds in blocking calls since the start, and what its slots take: dict."""
         cdef engine_t *e = self.e
-        cdef uint64_t n[10]
+        cdef uint64_t n[11]
         with nogil:
             rc_lock(&e.mutex, &e.want)
             n[0], n[1], n[2], n[3] = e.bytes_sent, e.bytes_received, e.messages_sent, e.messages_received
             n[4], n[5], n[6], n[7] = e.pulls_started, e.announced_small, e.one_requests, e.one_bytes
             n[8], n[9] = e.lane_repairs, <uint64_t>(e.n_recv + e.n_send) * e.slot_size
+            n[10] = e.caller.connections if e.caller != NULL else <uint64_t>e.size - 1
             pthread_mutex_unlock(&e.mutex)
         return {"bytes_sent": n[0], "bytes_received": n[1], "messages_sent": n[2], "messages_received": n[3],
                 "seconds": self.seconds, "pulls": n[4], "announced_small": n[5], "one_sided": n[6],
-                "one_sided_bytes": n[7], "lane_repairs": n[8], "slot_bytes": n[9]}
+                "one_sided_bytes": n[7], "lane_repairs": n[8], "slot_bytes": n[9], "connections": n[10]}
 
     def describe(self):
         """What wire-up agreed on: rank -> Agreement (mtu, gids, outstanding reads)."""
@@ -304,6 +306,13 @@ cdef class Engine(Links):
     def queue_pairs(self):
         """The queue pair to every other rank, for tests and debugging: rank -> verbs.QP."""
         return dict(self.qps)
+
+    def datagrams(self):
+        """Where this rank takes datagrams and how many it sent and refused; see engine.pyi."""
+        cdef caller_t *c = self.e.caller
+        if c == NULL:
+            return None
+        return {"qp": self.call_qp, "instance": self.e.instance, "sent": c.sent, "refused": c.refused}
 
     @property
     def closed(self):

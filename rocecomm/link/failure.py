@@ -15,11 +15,19 @@ from ..errors import (
     TimeoutError,
     VerbsError,
 )
-from .statuses import CLOSED, NOT_RECONNECTED, OUT_OF_SEQUENCE, POST_FAILED, operation
+from .statuses import (
+    CLOSED,
+    ENDED_BEFORE,
+    NOT_CONNECTED,
+    NOT_RECONNECTED,
+    OUT_OF_SEQUENCE,
+    POST_FAILED,
+    operation,
+)
 from .statuses import status as status_of
 
 __all__ = ["abort_class", "aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "from_any",
-           "lost_peer", "no_memory", "nothing_came", "one_sided", "registration", "size", "timed_out",
+           "lost_peer", "no_memory", "not_connected", "nothing_came", "one_sided", "registration", "size", "timed_out",
            "truncated"]
 
 
@@ -59,6 +67,15 @@ def lost_peer(what, rank, device, *, status, opcode, vendor, err, nbytes, left, 
             f"{what}: the queue pairs for one-sided operations with rank {rank} on {device} could not "
             f"be connected again ({os.strerror(err)}), which closed the connection: {why}",
             verb="ibv_modify_qp", errno=err, device=device)
+    if status == NOT_CONNECTED:
+        return VerbsError(
+            f"{what}: rank {rank} could not be connected on {device}, as making or connecting the queue "
+            f"pairs failed with {os.strerror(err)}: {row.cause}; {row.remedy}",
+            verb="ibv_create_qp", errno=err, device=device)
+    if status == ENDED_BEFORE:
+        return PeerDeadError(
+            f"{what}: the process of rank {rank} has ended before a connection to it was made on "
+            f"{device}: {row.cause}; {row.remedy}", peer=rank)
     request = f"a {operation(opcode)} of {size(nbytes)}" if nbytes else f"a {operation(opcode)}"
     if row.dead:
         return PeerDeadError(
@@ -128,6 +145,19 @@ def timed_out(what, rank, device, seconds, state, detail):
     return TimeoutError(
         f"{what} with {who} on {device} did not end within {seconds:g} s: {detail}",
         peer=None if rank is None or rank < 0 else rank, peer_state=state)
+
+
+def not_connected(what, rank, device, seconds, alive):
+    """A deadline passed before the first connection to ``rank``. ``alive``: its process runs on this host."""
+    if alive:
+        return timed_out(what, rank, device, seconds, "busy",
+                         "the connection to it was never made: its process is alive, but was not in a "
+                         "rocecomm call since it was needed, or has closed its communicator; let it call, or "
+                         "raise the timeout")
+    return timed_out(what, rank, device, seconds, "unknown",
+                     "the connection to it was never made: it is not in a rocecomm call, dead, or its "
+                     "datagrams do not get through; let it call, or set ROCECOMM_CONNECT=init on all "
+                     "ranks to find out at the start")
 
 
 def truncated(what, rank, sent, capacity):

@@ -13,7 +13,7 @@ Messages to a peer wait for the writes and atomics that were started before them
 """
 from libc.string cimport memset
 from rocecomm.link.core cimport (
-    K_ONE, L_DEAD, L_NONE, NO_SLOT, P_READY, R_BROKEN, R_OK, R_ONE, WR_LANE, engine_t, int32_t,
+    K_ONE, L_DEAD, NO_SLOT, R_BROKEN, R_OK, R_ONE, WR_LANE, engine_t, int32_t,
     lane_t, list_t, lsqe_t, mark_dirty, peer_t, req_end, req_t, uint32_t, uint64_t, unlink)
 from rocecomm.link.one cimport one_t
 from rocecomm.verbs.libibverbs cimport (
@@ -116,15 +116,17 @@ cdef void end_lane(engine_t *e, peer_t *p) noexcept nogil:
     device has let go of their memory."""
     cdef lane_t *l = &p.lane
     cdef ibv_qp_attr attr
-    if l.state == L_NONE or l.state == L_DEAD:
+    if l.state == L_DEAD:
         return
     l.state = L_DEAD
     memset(&attr, 0, sizeof(attr))
     attr.qp_state = IBV_QPS_ERR
-    e.ops.modify_qp(l.out, &attr, IBV_QP_STATE)
+    if l.out != NULL:                   # else it never was connected
+        e.ops.modify_qp(l.out, &attr, IBV_QP_STATE)
     memset(&attr, 0, sizeof(attr))
     attr.qp_state = IBV_QPS_ERR
-    e.ops.modify_qp(l.inward, &attr, IBV_QP_STATE)
+    if l.inward != NULL:
+        e.ops.modify_qp(l.inward, &attr, IBV_QP_STATE)
     post_marker(p)
     end_idle(e, p, R_BROKEN, False)
     end_waits(e, p)

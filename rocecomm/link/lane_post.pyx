@@ -10,8 +10,8 @@ C9-137; kernel Soft-RoCE and softnic do so, too).
 """
 from libc.string cimport memset
 from rocecomm.link.core cimport (
-    L_DEAD, L_UP, NOTE_WINDOW, NO_SLOT, P_READY, P_SELF, R_BROKEN, R_CANCELLED, R_REGISTER, S_DONE,
-    S_QUEUED, WR_LANE, engine_t, lane_t, lsqe_t, mark_dirty, peer_t, push, req_end, req_register,
+    L_DEAD, L_UP, NOTE_WINDOW, NO_SLOT, P_SELF, R_BROKEN, R_CANCELLED, R_REGISTER, S_DONE,
+    S_QUEUED, WR_LANE, engine_t, lane_t, lsqe_t, mark_dirty, peer_t, push, reach, req_end, req_register,
     req_t, uint32_t, uint64_t, unlink)
 from rocecomm.link.one cimport O_ADD, O_READ, O_WRITE, cursor_t, one_t
 from rocecomm.link.lane cimport (
@@ -46,7 +46,7 @@ cdef void lose_lane(engine_t *e, peer_t *p, int status, int opcode, uint32_t ven
 cdef void start_one(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
     """Posts a one-sided request, or queues it behind others. `r.one` says what to do."""
     cdef one_t *o = r.one
-    if (p.state != P_READY and p.state != P_SELF) or p.lane.state == L_DEAD:
+    if not reach(e, p) or p.lane.state == L_DEAD:
         req_end(e, r, R_BROKEN)
         return
     r.state = S_QUEUED

@@ -74,6 +74,20 @@ cdef tuple make_lane(Base g, int rank, uint32_t depth, int port, object device):
     return out.qp.qp_num, inward.qp.qp_num, l.psn
 
 
+cdef int plan_lane(Base g, peer_t *p, object agreement, object config, int port) except -1:
+    """What the queue pairs of a lane are connected with, apart from the peer's numbers."""
+    cdef lane_t *l = &p.lane
+    l.path_mtu = wireup.MTU_CODE[agreement.mtu]
+    l.timeout, l.retry = wireup.transport_timer(config)
+    l.reads = min(255, agreement.reads)
+    l.serves = min(255, agreement.serves)
+    fill_ah_attr(&l.ah, AHAttr(dgid=agreement.peer_gid, sgid_index=agreement.gid_index, port_num=port,
+                               sl=config.service_level, traffic_class=config.traffic_class,
+                               hop_limit=64))
+    p.max_read = agreement.max_message
+    return 0
+
+
 cdef int join_lane(Base g, object mine, object other, object agreement, object config,
                    int port) except -1:
     """Connects the lane with a rank, perhaps this one, whose Endpoint is `other`."""
@@ -83,14 +97,7 @@ cdef int join_lane(Base g, object mine, object other, object agreement, object c
     theirs_out, theirs_in, psn = other.lanes[mine.rank]
     l.dest_out = theirs_in
     l.dest_inward = theirs_out
-    l.path_mtu = wireup.MTU_CODE[agreement.mtu]
-    l.timeout, l.retry = wireup.transport_timer(config)
-    l.reads = min(255, agreement.reads)
-    l.serves = min(255, agreement.serves)
-    fill_ah_attr(&l.ah, AHAttr(dgid=agreement.peer_gid, sgid_index=agreement.gid_index, port_num=port,
-                               sl=config.service_level, traffic_class=config.traffic_class,
-                               hop_limit=64))
-    p.max_read = agreement.max_message
+    plan_lane(g, p, agreement, config, port)
     rc = connect_lane(g.e, p, psn)
     if rc != 0:
         raise VerbsError(

@@ -10,8 +10,8 @@ write back at its sender, and all that is behind it there.
 from libc.stdlib cimport realloc
 from rocecomm.link.anyone cimport to_tell
 from rocecomm.link.core cimport (
-    K_NOTE, NOTE_WINDOW, P_READY, P_SELF, R_BROKEN, R_OK, S_DONE, S_QUEUED, engine_t, int32_t,
-    lane_t, mark_dirty, peer_t, push, req_end, req_t, uint32_t, uint64_t, unlink)
+    K_NOTE, NOTE_WINDOW, P_SELF, R_BROKEN, R_OK, S_DONE, S_QUEUED, engine_t, int32_t,
+    lane_t, mark_dirty, peer_t, push, reach, req_end, req_t, uint32_t, uint64_t, unlink)
 from rocecomm.link.one cimport note_t
 from rocecomm.link.lane_post cimport lose_lane
 from rocecomm.link.peer cimport free_slot, queue_ctl, repost_slot
@@ -138,8 +138,7 @@ cdef void start_wait(engine_t *e, req_t *r) noexcept nogil:
         return
     if r.peer < 0:
         r.source = to_tell(e)
-    if r.source >= 0 or (r.peer >= 0 and e.peers[r.peer].state != P_READY
-                         and e.peers[r.peer].state != P_SELF):
+    if r.source >= 0 or (r.peer >= 0 and not reach(e, &e.peers[r.peer])):
         unlink(&e.note_waits, r)
         req_end(e, r, R_BROKEN)
 

@@ -15,8 +15,8 @@ from rocecomm.link.answer cimport answer_in_place, take_answers
 from rocecomm.link.core cimport (
     F_COLL, F_IN_PULLS, NO_SLOT, P_BROKEN, P_LEFT, P_READY, P_SELF, RECYCLE, Q_BEAT, Q_INLINE,
     Q_READ, Q_SLOT, Q_STATUS, R_ABORTED, R_BROKEN, R_OK, S_PULLING, TEXT_MAX, abort_t, ctl_t, device_failed,
-    engine_t, find_group, group_t, int32_t, int64_t, list_t, mark_dirty, peer_t, push, rc_now, rc_set, rc_set8,
-    req_end, req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
+    engine_t, find_group, group_t, int32_t, int64_t, list_t, mark_dirty, may_come, peer_t, push, rc_now, rc_set,
+    rc_set8, req_end, req_t, slot_addr, sqe_t, status_t, tell_loops, uint8_t, uint16_t, uint32_t, uint64_t, unlink)
 from rocecomm.link.lane cimport end_lane
 from rocecomm.link.lend cimport give_back
 from rocecomm.link.match cimport end_probes
@@ -441,7 +441,8 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
     # Revokes the peer's reads: only then may the buffers of announced sends go back.
     memset(&attr, 0, sizeof(attr))
     attr.qp_state = IBV_QPS_ERR
-    e.ops.modify_qp(p.qp, &attr, IBV_QP_STATE)
+    if p.qp != NULL:
+        e.ops.modify_qp(p.qp, &attr, IBV_QP_STATE)
     take_answers(e)                     # what the peer had answered before
     end_lane(e, p)
     drop_ctl(e, p)
@@ -458,7 +459,7 @@ cdef void break_peer(engine_t *e, peer_t *p, int status, int opcode, uint32_t ve
 
 cdef void leave_peer(engine_t *e, peer_t *p) noexcept nogil:
     """The peer closed in order: all it sent has arrived, it takes nothing any more."""
-    if p.state != P_READY:
+    if not may_come(p):
         return
     take_answers(e)                     # given before it said goodbye
     p.left = True

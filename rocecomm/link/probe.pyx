@@ -9,8 +9,8 @@ from libc.string cimport memset
 from rocecomm.link.anyone cimport to_tell
 from rocecomm.link.base cimport Base
 from rocecomm.link.core cimport (
-    F_ANYTAG, K_PROBE, P_READY, P_SELF, R_BROKEN, S_DONE, S_QUEUED, ended, engine_t, int32_t, peer_t,
-    pthread_mutex_unlock, push, rc_lock, rc_now, rc_set8, req_end, req_free, req_new, req_t, unlink)
+    F_ANYTAG, K_PROBE, P_READY, R_BROKEN, S_DONE, S_QUEUED, ended, engine_t, int32_t, peer_t,
+    pthread_mutex_unlock, push, rc_lock, rc_now, rc_set8, reach, req_end, req_free, req_new, req_t, unlink)
 from rocecomm.link.match cimport probe_now
 from rocecomm.link.peer cimport beat
 from rocecomm.link.progress cimport W_TIMEOUT, leave_call, poll_once
@@ -74,7 +74,7 @@ cdef bint lost(engine_t *e, req_t *r) noexcept nogil:
     if r.peer < 0:
         r.source = to_tell(e)
         return r.source >= 0
-    return e.peers[r.peer].state != P_READY and e.peers[r.peer].state != P_SELF
+    return not reach(e, &e.peers[r.peer])
 
 
 cdef object probe(Base g, int peer, uint64_t tag, bint any_tag, object timeout):

@@ -6,11 +6,13 @@ wait for its signal, and one of them takes over when it leaves.
 """
 from libc.string cimport memcpy, memset
 from rocecomm.link.core cimport (
-    F_ANNOUNCE, F_COLL, P_BROKEN, P_LEFT, P_READY, P_SELF, POLL_BATCH, RECYCLE_SOON, S_DONE, S_PULLING, TEXT_MAX,
-    WR_LANE, WR_RECV, abort_t, device_failed, engine_t, find_group, group_t, int32_t, list_t, mark_dirty, peer_t,
-    poke_worker, pthread_cond_broadcast, pthread_mutex_unlock, rc_cond_wait, rc_count, rc_cpu_now, rc_get64,
-    rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_show, rc_stamp, req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
+    F_ANNOUNCE, F_COLL, P_BROKEN, P_JOINING, P_LEFT, P_READY, P_SELF, POLL_BATCH, RECYCLE_SOON, S_DONE,
+    S_PULLING, TEXT_MAX, WR_CALL, WR_CALL_SENT, WR_LANE, WR_RECV, abort_t, device_failed, engine_t, find_group,
+    group_t, int32_t, list_t, mark_dirty, peer_t, poke_worker, pthread_cond_broadcast, pthread_mutex_unlock,
+    rc_cond_wait, rc_count, rc_cpu_now, rc_get64, rc_get, rc_let_others, rc_lock, rc_now, rc_set, rc_show, rc_stamp,
+    req_t, retry_zombies, slot_addr, tell_loops, uint32_t, uint64_t, unx_free, unx_new, unx_t)
 from rocecomm.link.answer cimport take_answers
+from rocecomm.link.connect cimport heard, join_turn, on_call, on_call_end, watch
 from rocecomm.link.cycle cimport ask_cycle, on_cycle
 from rocecomm.link.lane_post cimport drain_lane
 from rocecomm.link.lane_repair cimport on_lane_ready, on_lane_reset, on_lane_sent
@@ -87,9 +89,10 @@ cdef void on_message(engine_t *e, ibv_wc *wc, uint32_t slot) noexcept nogil:
             or e.peers[h.source].qp == NULL or e.peers[h.source].qpn != wc.qp_num):
         if on_lane_message(e, wc, slot):    # a notification: the slot holds nothing
             return
-        e.strangers += 1
-        repost_slot(e, slot)
-        return
+        if not heard(e, h, wc):
+            e.strangers += 1
+            repost_slot(e, slot)
+            return
     payload = <const char *>h + header_size(h)
     if h.flags & FLAG_SHORT:
         memcpy(&whole, h, RC_SHORT)
@@ -191,6 +194,10 @@ cdef void on_sent(engine_t *e, ibv_wc *wc) noexcept nogil:
     if rank >= <uint32_t>e.size:
         if rank & <uint32_t>WR_LANE:
             on_lane_sent(e, wc)
+        elif rank == <uint32_t>WR_CALL:
+            on_call(e, wc)
+        elif rank == <uint32_t>WR_CALL_SENT:
+            on_call_end(e, wc)
         return
     p = &e.peers[rank]
     if wc.status != IBV_WC_SUCCESS:
@@ -216,6 +223,8 @@ cdef void drain(engine_t *e, bint heavy) noexcept nogil:
             drain_lane(e, p, heavy)
         elif p.state == P_SELF:
             drain_lane(e, p, heavy)
+        elif p.state == P_JOINING:
+            join_turn(e, p)
         elif p.state == P_LEFT or p.state == P_BROKEN:
             reclaim(e, p)
         p = after
@@ -299,6 +308,7 @@ cdef void heartbeats(engine_t *e, int64_t now) noexcept nogil:
                 or p.lane.pending.head != NULL or p.lane.flying.head != NULL
                 or e.note_waits.head != NULL or e.probes.head != NULL):
             beat(e, p, True)
+    watch(e, now)
     if e.zombies.head != NULL:
         retry_zombies(e)
 
@@ -307,7 +317,8 @@ cdef bint lingers(engine_t *e) noexcept nogil:
     """Whether a small message waits for a credit and will be announced after a while."""
     cdef peer_t *p = e.dirty
     while p != NULL:
-        if p.sends.head != NULL and not p.sends.head.flags & F_ANNOUNCE and ctrl_credit(p):
+        if (p.state == P_READY and p.sends.head != NULL and not p.sends.head.flags & F_ANNOUNCE
+                and ctrl_credit(p)):
             return True
         p = p.next_dirty
     return False

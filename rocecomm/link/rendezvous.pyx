@@ -12,10 +12,10 @@
 from libc.string cimport memcpy, memset
 from rocecomm.link.anyone cimport to_tell
 from rocecomm.link.core cimport (
-    F_AGAIN, F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, P_SELF, Q_READ,
+    F_AGAIN, F_ANNOUNCE, F_BLOCKING, F_COLL, F_IN_PULLS, F_WAITS, F_WITHDRAWING, P_READY, Q_READ,
     R_ABORTED, R_BROKEN, R_CANCELLED, R_CYCLE, R_DTYPE, R_NOMEM, R_OK, R_REGISTER, R_SIGNATURE, R_TRUNCATED,
-    S_ANNOUNCED, S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t,
-    mark_dirty, peer_t, push, push_front, rc_now, rc_set8, req_end, req_find, req_register, req_t, slot_addr,
+    S_ANNOUNCED, S_PULLING, S_QUEUED, SIG_RING, abort_t, engine_t, find_group, group_t, mark_dirty, peer_t, push,
+    push_front, rc_now, rc_set8, reach, req_end, req_find, req_register, req_t, slot_addr,
     uint32_t, unlink, unx_free, unx_new, unx_t)
 from rocecomm.link.cycle cimport ask_cycle, forget
 from rocecomm.link.match cimport (
@@ -181,7 +181,11 @@ cdef void start_send(engine_t *e, peer_t *p, req_t *r) noexcept nogil:
         send_self(e, r)
         return
     if p.state != P_READY:
-        end_lost(e, p, r)
+        if reach(e, p):                 # it goes out once the peer is connected
+            r.t0 = rc_now()
+            push(&p.sends, r)
+        else:
+            end_lost(e, p, r)
         return
     r.t0 = rc_now() if p.sends.head != NULL or not eager_credit(p) else 0
     if p.sends.head == NULL:
@@ -487,7 +491,7 @@ cdef void start_receive(engine_t *e, req_t *r, bint again) noexcept nogil:
     u = match_unexpected(e, r, &p)
     if u != NULL:
         take_stored(e, p, u, r)
-    elif r.peer >= 0 and e.peers[r.peer].state != P_READY and e.peers[r.peer].state != P_SELF:
+    elif r.peer >= 0 and not reach(e, &e.peers[r.peer]):
         end_lost(e, &e.peers[r.peer], r)
     else:
         if r.peer < 0 and r.group == 0:

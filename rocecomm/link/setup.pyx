@@ -3,10 +3,12 @@
 from libc.stdlib cimport calloc, malloc
 from rocecomm.link.answer cimport ANSWER_CELLS
 from rocecomm.link.base cimport Base
+from rocecomm.link.connect cimport end_caller, post_share
 from rocecomm.link.core cimport (
     P_READY, P_SELF, RECYCLE, abort_t, engine_t, int64_t, mark_dirty, peer_t, pthread_mutex_lock,
     pthread_mutex_unlock, rc_stamp, retry_zombies, sqe_t, status_t, uint32_t, uint64_t)
 from rocecomm.link.lane_setup cimport join_lane, lane_depth, make_chain, make_lane
+from rocecomm.link.lazy_setup cimport count_calls, open_caller, plan_peer
 from rocecomm.link.peer cimport post_slots, repost_slot
 from rocecomm.link.wire cimport rc_header
 from rocecomm.verbs.context cimport Context, Memory
@@ -23,7 +25,7 @@ from errno import EBUSY
 from ..enums import AccessFlags
 from ..errors import VerbsError
 from . import wireup
-from .credits import eager_limit, plan_credits
+from .credits import SPARE_SLOTS, eager_limit, plan_credits
 from .regcache import RegistrationCache
 
 cdef extern from "<sys/eventfd.h>" nogil:
@@ -51,6 +53,8 @@ cdef class Links(Base):
         cdef Context context = self.context
         cdef uint32_t i
         cdef int others = self.size - 1
+        cdef int calls = 0
+        cdef bint lazily = config.connects_lazily(self.size)
         device = context.query_device()
         if config.eager_limit is None:
             config = self.config = config.replace(
@@ -66,23 +70,25 @@ cdef class Links(Base):
         e.slot_size = (sizeof(rc_header) + max(config.eager_limit, sizeof(abort_t)) + 63) & ~63
         self.reg_free = bool(e.ops.reg_is_free())
         plan = plan_credits(config, e.slot_size, others, device.max_srq_wr - SELF_SLOTS, self.device)
-        eager, ctrl = plan.grant, plan.ctrl
-        e.eager_grant, e.ctrl_grant, e.reserve = plan.grant, plan.ctrl, plan.reserve
-        e.max_grant, e.pool = plan.most, plan.pool - others * (plan.grant - plan.reserve)
+        # who connects later gets its reserve then; nothing is lent before
+        eager, ctrl = plan.reserve if lazily else plan.grant, plan.ctrl
+        e.eager_grant, e.ctrl_grant, e.reserve = eager, plan.ctrl, plan.reserve
+        e.max_grant, e.pool = plan.most, plan.pool - others * (eager - plan.reserve)
         e.fair = plan.reserve + plan.pool // max(1, others)
         e.n_recv = plan.slots(others) + SELF_SLOTS + RECYCLE
         e.n_send = min(256, max(28, 16 * others)) if others else 1
+        calls = 2 * count_calls(self.size, device) if lazily else 0
         depth = 128 if others <= 16 else 64
         lane = lane_depth(others, device)
         while depth > 16 and (depth > device.max_qp_wr
-                              or e.n_recv + others * depth + self.size * lane + 16 > device.max_cqe):
+                              or e.n_recv + others * depth + self.size * lane + calls + 16 > device.max_cqe):
             depth //= 2
             lane = max(16, lane // 2)
         make_chain(e, lane)
 
         self.pd = PD(context)
         self.channel = CompChannel(context)
-        self.cq = CQ(context, e.n_recv + others * depth + self.size * lane + 16, self.channel)
+        self.cq = CQ(context, e.n_recv + others * depth + self.size * lane + calls + 16, self.channel)
         self.srq = SRQ(self.pd, max(1, e.n_recv))
         e.pd = (<PD>self.pd).pd
         e.cq = (<CQ>self.cq).cq
@@ -97,7 +103,7 @@ cdef class Links(Base):
         if e.peers == NULL:
             raise MemoryError("no memory for the connections")
 
-        mine = self.make_endpoint(config, group, port, port_attr, device, depth, lane, eager, ctrl)
+        mine = self.make_endpoint(config, group, port, port_attr, device, depth, lane, eager, ctrl, lazily)
         found = wireup.exchange(group.store, mine, self.size, config.join_timeout)
         self.info = {}
         self.local_ranks = sum(other.host == mine.host for other in found)
@@ -113,20 +119,24 @@ cdef class Links(Base):
         e.status.stamp = rc_stamp()
         for other in found:
             if other.rank != self.rank:
-                self.connect_peer(mine, other, config, port)
+                self.connect_peer(mine, other, config, port, lazily)
         e.peers[self.rank].state = P_SELF
         e.peers[self.rank].ctrl_credits = SELF_SLOTS
         join_lane(self, mine, mine, wireup.agree(mine, mine), config, port)
-        for i in range(e.n_recv):
-            if not repost_slot(e, i):
-                raise self.fatal_error("posting receives")
-        if not post_slots(e):
+        if lazily:                      # the others' when they are connected
+            e.caller.per_peer = plan.reserve + plan.ctrl + SPARE_SLOTS
+            post_share(e, plan.pool + SELF_SLOTS + RECYCLE)
+        else:
+            for i in range(e.n_recv):
+                if not repost_slot(e, i):
+                    raise self.fatal_error("posting receives")
+        if e.fatal or not post_slots(e):
             raise self.fatal_error("posting receives")
         # nobody sends before everybody can receive
         group.store.set(f"link/ready/{self.rank}", b"1")
         group.store.wait([f"link/ready/{r}" for r in range(self.size)], config.join_timeout)
         for i in range(<uint32_t>self.size):
-            if <int>i != self.rank:
+            if <int>i != self.rank and not lazily:
                 e.peers[i].state = P_READY
         if config.reg_cache and (config.reg_cache_mode == "always" or not self.reg_free):
             self.cache = RegistrationCache(self.pd, config.reg_cache, device.max_mr)
@@ -169,8 +179,9 @@ cdef class Links(Base):
             e.send_free[i] = e.n_recv + e.n_send - 1 - i
         e.n_send_free = e.n_send
 
-    def make_endpoint(self, config, group, int port, port_attr, device, int depth, int lane, eager, ctrl):
-        """Creates the queue pairs for every peer and says all about this rank."""
+    def make_endpoint(self, config, group, int port, port_attr, device, int depth, int lane, eager, ctrl,
+                      bint lazily):
+        """Creates the queue pairs, for every peer or (`lazily`) for datagrams, and says all about this rank."""
         cdef engine_t *e = self.e
         cdef int r
         cdef peer_t *p
@@ -178,7 +189,12 @@ cdef class Links(Base):
         inline = None
         numbers = []
         lanes = []
+        call = ()
         for r in range(self.size):
+            if lazily and r != self.rank:
+                numbers.append((0, 0))
+                lanes.append((0, 0, 0))
+                continue
             lanes.append(make_lane(self, r, lane if r != self.rank else min(lane, 64), port, device))
             if r == self.rank:
                 numbers.append((0, 0))
@@ -199,6 +215,10 @@ cdef class Links(Base):
             if p.sq == NULL:
                 raise MemoryError("no memory for the send queues")
             numbers.append((p.qpn, wireup.packet_number()))
+        if lazily:
+            qp, inline = self.make_qp(depth, None)      # what the device gives
+            call = open_caller(self, port, depth, lane, qp.max_inline_data if inline else 0, device)
+            qp.close()
         return wireup.Endpoint(
             rank=self.rank, device=self.device, instance=e.instance,
             mtu=wireup.mtu_bytes(port_attr, config.ib_mtu),
@@ -209,7 +229,7 @@ cdef class Links(Base):
             gid_index=config.gid_index, qps=tuple(numbers), lanes=tuple(lanes), eager=eager, ctrl=ctrl,
             slot_size=e.slot_size, status_addr=<size_t>e.status,
             status_rkey=self.memory_mr[1].rkey, host=wireup.host_name(),
-            process=wireup.process_name())
+            process=wireup.process_name(), call=call)
 
     def make_qp(self, int depth, inline):
         """A queue pair with as much room for inline data as the device gives, at most 512."""
@@ -221,10 +241,14 @@ cdef class Links(Base):
                 if room == 0 or inline is not None:
                     raise
 
-    def connect_peer(self, mine, other, config, int port):
+    def connect_peer(self, mine, other, config, int port, bint lazily):
         cdef peer_t *p = &self.e.peers[other.rank]
         agreement = wireup.agree(mine, other)
-        wireup.connect(self.qps[other.rank], mine, other, agreement, config, port)
+        if lazily:
+            plan_peer(self, mine, other, agreement, config, port)
+        else:
+            wireup.connect(self.qps[other.rank], mine, other, agreement, config, port)
+            join_lane(self, mine, other, agreement, config, port)
         p.instance = other.instance
         p.eager_credits = other.eager
         p.ctrl_credits = other.ctrl
@@ -233,7 +257,6 @@ cdef class Links(Base):
         p.status_addr = other.status_addr
         p.status_rkey = other.status_rkey
         self.info[other.rank] = agreement
-        join_lane(self, mine, other, agreement, config, port)
         # a device whose messages are shorter than our slots
         self.e.eager_limit = min(self.e.eager_limit,
                                  max(0, agreement.max_message - <int>sizeof(rc_header)))
@@ -250,6 +273,7 @@ cdef class Links(Base):
             except Exception as error:      # the others go nevertheless
                 refused.append(error)
         e.status = &e.spare
+        end_caller(e)
         for qp in (*self.qps.values(), *self.lanes):
             attempt(qp.close)
         self.qps.clear()

@@ -10,14 +10,16 @@ import dataclasses
 
 from ..enums import WCStatus
 
-__all__ = ["POST_FAILED", "OUT_OF_SEQUENCE", "CLOSED", "NOT_RECONNECTED", "STATUSES",
-           "Status", "operation", "status"]
+__all__ = ["POST_FAILED", "OUT_OF_SEQUENCE", "CLOSED", "NOT_RECONNECTED", "NOT_CONNECTED",
+           "ENDED_BEFORE", "STATUSES", "Status", "operation", "status"]
 
 #: A connection ended without a completion: `peer_t.cause_status`.
 POST_FAILED = -1
 OUT_OF_SEQUENCE = -2
 CLOSED = -3
 NOT_RECONNECTED = -4
+NOT_CONNECTED = -5
+ENDED_BEFORE = -6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +135,13 @@ STATUSES = {
         "it is out of resources (ENOMEM), or a peer that is stopped in the middle of a copy holds "
         "it (EBUSY)",
         _DRIVER + ", then start the job again"),
+    NOT_CONNECTED: Status(
+        "not connected", "the device refused the queue pairs for a rank that was needed for the first time",
+        "it is out of resources (ENOMEM), which many connections take",
+        "look at 'ulimit -l' and into the kernel's log (dmesg), or talk to fewer ranks"),
+    ENDED_BEFORE: Status(
+        "ended before", "the rank's process ended before anybody connected to it",
+        "it died, or exited without close()", "look at its output", dead=True),
 }
 
 _OPERATIONS = {16: "send", 17: "send", 18: "read of the peer's buffer", 19: "heartbeat",

@@ -89,6 +89,26 @@ def stopped(name):
         return False
 
 
+def alive(name):
+    """Whether the process that calls itself ``name`` runs on this host; False also if that cannot be told."""
+    try:
+        number, started, space = name.split()
+        state = _stat(int(number))
+        return state[0] not in "ZX" and state[19] == started and os.readlink("/proc/self/ns/pid") == space
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+def neighbour(mine, theirs):
+    """(number, start time) under which this process can look another one up in /proc, from both
+    processes' names; (0, 0) if it cannot."""
+    try:
+        number, started, space = theirs.split()
+        return (int(number), int(started)) if space == mine.split()[2] else (0, 0)
+    except (ValueError, IndexError):
+        return 0, 0
+
+
 def _stat(number):
     """The fields of /proc/NUMBER/stat behind the name, from the state (field 3) on: proc(5)."""
     with open(f"/proc/{number}/stat", encoding="ascii", errors="replace") as f:
@@ -117,6 +137,7 @@ class Endpoint:
     status_rkey: int
     host: str
     process: str = ""               # `process_name` there
+    call: tuple = ()                # where it takes datagrams: (queue pair number, key), or ()
     byteorder: str = sys.byteorder
     version: int = WIRE_VERSION
 
@@ -147,6 +168,7 @@ class Endpoint:
             fields["gids"] = tuple((int(i), str(g), int(t)) for i, g, t in fields["gids"])
             fields["qps"] = tuple((int(q), int(p)) for q, p in fields["qps"])
             fields["lanes"] = tuple((int(o), int(i), int(p)) for o, i, p in fields["lanes"])
+            fields["call"] = tuple(int(n) for n in fields.get("call", ()))
             return cls(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise JoinError(f"rank {rank} published an endpoint with a bad field: {error}") from None

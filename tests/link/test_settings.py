@@ -55,7 +55,7 @@ def test_the_retry_count_that_means_for_ever_is_not_used(device):
 
 # a value that one rank has, the other ranks have the default
 OTHER = {"eager_limit": 4096, "peer_credits": 7, "algorithm": "ring", "doubling_limit": 0,
-         "segment": 4096}
+         "segment": 4096, "connect": "lazy"}
 
 
 @pytest.mark.parametrize("field", [f for f in settings() if f.metadata["wire"]], ids=lambda f: f.name)

@@ -1,0 +1,1 @@
+"""Datagrams for connecting; nothing for Python."""

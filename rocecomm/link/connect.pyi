@@ -1,0 +1,1 @@
+"""Connecting on first use; nothing for Python."""

@@ -1,0 +1,1 @@
+"""What connecting on first use needs from the start; nothing for Python."""
