@@ -404,7 +404,7 @@ cdef class Inquiry:
         if wireup.stopped(g.info[self.rank].process):
             return self.say("stopped", "the peer's process is stopped (SIGSTOP, a debugger); let it "
                             "continue, with kill -CONT")
-        if g.e.peers[self.rank].state in (P_JOINING, P_NONE):
+        if rc_get8(&g.e.peers[self.rank].state) in (P_JOINING, P_NONE):
             return failure.not_connected(self.what, self.rank, g.device, self.timeout,
                                          wireup.alive(g.info[self.rank].process))
         return None
