@@ -27,8 +27,8 @@ from .statuses import (
 from .statuses import status as status_of
 
 __all__ = ["abort_class", "aborted", "cancelled", "cycle", "dtype", "engine_closed", "fatal", "from_any",
-           "lost_peer", "no_memory", "not_connected", "nothing_came", "one_sided", "registration", "size", "timed_out",
-           "truncated"]
+           "lost_peer", "no_memory", "not_connected", "nothing_came", "one_sided", "registration", "size",
+           "timed_out", "truncated"]
 
 
 def size(n):
