@@ -247,7 +247,7 @@ def around(comm, rounds):
     return comm.all_reduce(np.array([comm.rank]))[0]
 
 
-@pytest.mark.timeout(300)
-def test_eight_ranks_on_one_device(soft_world, scale):
-    """H9: all of them on the device of one host, with fewer CPUs."""
-    assert soft_world(8, around, scale.rounds(20, 1), timeout=200) == [28] * 8
+@pytest.mark.timeout(100)
+def test_eight_ranks_on_one_device(world, scale):
+    """H10: all of them on the device of one host, with fewer CPUs."""
+    assert world(8, around, scale.rounds(20, 1), timeout=60) == [28] * 8
