@@ -383,8 +383,8 @@ cdef class Communicator:
     def close(self):
         """Delivers what was sent, tells the other ranks, and frees everything.
 
-        Returns within 5 s. Waiting calls of other threads end with ClosedError. Closing
-        twice does nothing.
+        Returns within 5 s. Waiting calls of other threads end with ClosedError; those of daemon
+        threads, when the interpreter ends, with SystemExit, so in silence. Closing twice does nothing.
         """
         self.engine.close()
 

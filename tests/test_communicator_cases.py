@@ -9,7 +9,7 @@
 | C6 | test_communicator_matching.py (floods), here (64 senders) |
 | C8 | test_communicator.py (bytes match every dtype; units, byte orders, small floats) |
 | C10 | test_communicator_requests.py (both send first), link/test_cycle.py (rings) |
-| C11 | link/test_life.py, link/test_failure.py (the sender leaves) |
+| C11 | link/test_exit.py, link/test_failure.py (the sender leaves) |
 | C12 | test_communicator.py (impossible peers) |
 | C13 | test_communicator_requests.py, here (waiting from another thread, dropped and closed) |
 | C14 | test_communicator_matching.py (memory bound), here (given back, 2 GiB) |

@@ -23,6 +23,7 @@ from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE
 import numbers
 import operator
 import os
+import threading
 import time
 import weakref
 
@@ -81,6 +82,12 @@ def _after_fork():
     for engine in list(_engines):
         engine.is_open = False
         engine.foreign = True
+
+
+cdef bint abandoned() except -1:
+    """Whether this is a daemon thread, and the interpreter is ending: nobody waits for what it does any
+    more, and it has nothing to report. Whoever is joined, and atexit handlers, are told as always."""
+    return threading.current_thread().daemon and not threading.main_thread().is_alive()
 
 
 cdef bint drop(engine_t *e, req_t *r, PyObject *owner) noexcept nogil:
@@ -270,6 +277,8 @@ cdef class Base:
                 "call rocecomm.init() itself")
         if self.e != NULL and rc_get(&self.e.fatal):
             return self.fatal_error(what)
+        if abandoned():
+            return SystemExit()         # threads end with it in silence; locks and files are let go of
         return failure.engine_closed(what, self.device)
 
     cdef object fatal_error(self, str what):
