@@ -258,19 +258,20 @@ cdef class Engine(Links):
             free(reqs)
             for q in todo:
                 q.unpin()
-        over = [(<Request>q).collect() for q in todo]
-        if any(over) if any_ else all(over):
-            return
-        q = todo[over.index(False)]
-        for p in todo:
-            if (<Request>p).failure is not None:
-                raise (<Request>p).failure
-        if result != W_TIMEOUT:
-            raise self.closed_error(q.what)
-        error = self.timeout_error(q.what, q.other_rank(), timeout)
-        if q.collect() and q.failure is not None:       # while we asked: a collective's first cause counts
-            raise q.failure
-        raise error
+        error = None
+        while True:                 # twice after a timeout: some may end while the peer is asked
+            over = [(<Request>q).collect() for q in todo]
+            if any(over) if any_ else all(over):
+                return
+            for p in todo:
+                if (<Request>p).failure is not None:
+                    raise (<Request>p).failure
+            if error is not None:
+                raise error
+            q = todo[over.index(False)]
+            if result != W_TIMEOUT:
+                raise self.closed_error(q.what)
+            error = self.timeout_error(q.what, q.other_rank(), timeout)
 
     def progress(self):
         """Moves all pending traffic once; the number of completions seen."""

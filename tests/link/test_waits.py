@@ -308,3 +308,39 @@ def test_five_hundred_closed_ports_and_silent_listeners():
     fails_to_join(500, closed_port(), (JoinError, TimeoutError))
     with silent() as port:
         fails_to_join(500, port, (JoinError, TimeoutError))
+
+
+# ------------------------------------------------- what ends while its peer is asked how it is
+
+def ends_while_asked(comm):
+    from rocecomm.link import wireup
+    other, asked = 1 - comm.rank, []
+    if comm.rank == 1:
+        for size in (8, 9, 9):          # fits, and twice it does not
+            comm.recv(bytearray(0), other)
+            comm.send(bytes(size), other, tag=1)
+        comm.barrier()
+        return
+
+    def stopped(_):
+        comm.send(b"", other)
+        while not request.test():
+            pass
+        asked.append(request)
+        return False
+    wireup.stopped = stopped            # a world's processes are its own
+    request = comm.irecv(bytearray(8), other, 1)
+    assert comm.wait_all([request], timeout=0.01) == [8]
+    request = comm.irecv(bytearray(8), other, 1)
+    assert comm.wait_any([request], timeout=0.01) == 0
+    with pytest.raises(rocecomm.MessageTruncatedError):
+        request.wait(0)
+    request = comm.irecv(bytearray(8), other, 1)
+    with pytest.raises(rocecomm.MessageTruncatedError):
+        comm.wait_all([request, comm.irecv(bytearray(8), other, 2)], timeout=0.01)
+    assert len(asked) == 3
+    comm.barrier()
+
+
+def test_a_request_that_ends_while_its_peer_is_asked_has_ended(world):
+    world(2, ends_while_asked)
