@@ -9,7 +9,7 @@ are as fast as without it; while a Python thread sleeps on the channel it is par
 from rocecomm.link.core cimport (
     engine_t, int64_t, pthread_cond_broadcast, poke_worker, pthread_mutex_unlock, rc_counted, rc_get,
     rc_let_others, rc_lock, rc_now, rc_set, tell_loops, uint64_t)
-from rocecomm.link.progress cimport arm, heartbeats, lingers, poll_once, take_event
+from rocecomm.link.progress cimport arm, heartbeats, lingers, poll_once, take_event, wake
 
 cdef extern from *:
     """
@@ -73,6 +73,7 @@ cdef bint stand_by(engine_t *e, uint64_t *seen) noexcept nogil:
 cdef void sleep_on_channel(engine_t *e, int64_t beat_ms) noexcept nogil:
     """Called and left with the mutex held."""
     cdef int ms = <int>beat_ms
+    cdef bint taken
     if arm(e) != 0:
         ms = 1
     if poll_once(e, True) > 0 or e.more:        # came in before the arming
@@ -81,10 +82,13 @@ cdef void sleep_on_channel(engine_t *e, int64_t beat_ms) noexcept nogil:
         ms = 1
     e.worker_asleep = True
     pthread_mutex_unlock(&e.mutex)
-    if rc_readable(e.worker_fd, e.channel_fd, ms):
+    taken = rc_readable(e.worker_fd, e.channel_fd, ms)
+    if taken:
         take_event(e)
     rc_lock(&e.mutex, &e.want)
     e.worker_asleep = False
+    if taken and e.asleep:      # a call came meanwhile, and sleeps on the event that is gone now
+        wake(e)
 
 
 cdef void *run(void *argument) noexcept nogil:
