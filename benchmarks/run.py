@@ -29,7 +29,8 @@ if __name__ == "__main__":
 from benchmarks import figures, page  # noqa: E402
 
 #: the groups of ``make bench``, in the page's order
-GROUPS = ("messages", "both_ends", "bandwidth", "verbs_python", "asyncio_pingpong", "vectored_read", "memory")
+GROUPS = ("messages", "progress_thread", "both_ends", "bandwidth", "verbs_python", "asyncio_pingpong",
+          "vectored_read", "memory")
 
 
 def load(names):

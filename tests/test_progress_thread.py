@@ -71,6 +71,30 @@ def test_the_thread_answers_what_a_peer_asks(world):
     world(2, answering, options=THREAD)
 
 
+def sleeping(comm, rounds, patience):
+    """The thread sleeps on the channel, then a call does, too; one of them takes the event."""
+    if comm.rank == 0:
+        for _ in range(rounds):
+            comm.recv(bytearray(1), 1)
+            time.sleep(0.005)           # the other rank may be asleep by now; if not, nothing is lost
+            comm.send(b"x", 1)
+        return 0
+    state = comm._engine.peers          # looks, and counts as no call
+    for _ in range(rounds):
+        end = time.monotonic() + 20 * patience
+        while not state()[0]["worker_asleep"]:
+            assert time.monotonic() < end, "the thread does not sleep on the channel"
+            time.sleep(0.0005)
+        comm.send(b"x", 0)
+        comm.recv(bytearray(1), 0)
+    return state()[0]["overslept"]
+
+
+def test_a_call_does_not_sleep_past_an_event_that_the_thread_took(world, scale):
+    _, overslept = world(2, sleeping, scale.rounds(60, 20), scale.time, options={**THREAD, "spin": 0.0})
+    assert overslept == 0, f"{overslept} sleeps went on for 0.1 s after their event"
+
+
 def threads_of_this_process():
     return {int(t) for t in os.listdir("/proc/self/task")}
 

@@ -414,6 +414,7 @@ ctypedef struct engine_t:
     int followers
     bint asleep
     bint armed              # no event was taken from the channel since the queue was armed
+    uint32_t overslept      # sleeps that ran out though another thread had taken their event
     loop_t *loops
     # the progress thread (worker.pyx)
     unsigned long worker

@@ -323,13 +323,15 @@ cdef class Engine(Links):
         """State of every connection, for debugging: list of dicts."""
         cdef int i
         cdef peer_t p
-        cdef uint32_t pool, strangers
+        cdef uint32_t pool, strangers, overslept
+        cdef bint worker
         out = []
         for i in range(self.size):
             with nogil:
                 rc_lock(&self.e.mutex, &self.e.want)
                 p = self.e.peers[i]
                 pool, strangers = self.e.pool, self.e.strangers
+                overslept, worker = self.e.overslept, self.e.worker_asleep
                 pthread_mutex_unlock(&self.e.mutex)
             out.append({
                 "rank": p.rank, "state": p.state, "sq": (p.sq_tail, p.sq_head),
@@ -342,7 +344,7 @@ cdef class Engine(Links):
                 "lane_qp": p.lane.out.qp_num if p.lane.out != NULL else 0,
                 "fences": p.fences, "notes": p.lane.notes_n,
                 "ctl": p.ctl_n, "dirty": bool(p.dirty), "heartbeats": p.status_n,
-                "pool": pool, "strangers": strangers})
+                "pool": pool, "strangers": strangers, "overslept": overslept, "worker_asleep": worker})
         return out
 
     # -------------------------------------------------------------------------- close

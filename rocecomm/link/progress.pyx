@@ -396,6 +396,8 @@ cdef int nap(engine_t *e, int64_t until) noexcept nogil:
         c_read(e.wake_fd, &drop, 8)
     rc_lock(&e.mutex, &e.want)
     rc_set(<int *>&e.asleep, False)
+    if rc == 0 and not rc_get(<int *>&e.armed):
+        e.overslept += 1                # and who took it has not woken us
     return rc
 
 
