@@ -120,8 +120,9 @@ STATUSES = {
                "the driver reports a status of a feature that rocecomm does not use", _OTHER_DEVICE),
     POST_FAILED: Status(
         "post failed", "the device refused the request before it began",
-        "it is out of resources (ENOMEM), or no longer usable (EIO, ENODEV)",
-        _DRIVER + ", then start the job again"),
+        "it is out of resources (ENOMEM), or no longer usable (EIO, ENODEV), or the process has changed its "
+        "user, group or capabilities since init() (EACCES, where sending is a call to the kernel)",
+        _DRIVER + ", drop privileges before init(), then start the job again"),
     OUT_OF_SEQUENCE: Status(
         "out of sequence", "what came is not the next message of this connection",
         "the peer runs another build, or memory under its messages was overwritten",

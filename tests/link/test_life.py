@@ -1,5 +1,6 @@
 """Fork, import, leaks, many ranks on one device (cases of theme H)."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,9 +10,11 @@ import types
 
 import numpy as np
 import pytest
+from memlock import WITHOUT_IPC_LOCK
 from worlds import ROOT, threads
 
-from rocecomm import ClosedError
+from rocecomm import ClosedError, VerbsError
+from rocecomm import verbs as v
 
 # ------------------------------------------------------------------------------------ fork, B10
 
@@ -43,6 +46,32 @@ def forks(comm):
 
 def test_a_forked_child_cannot_harm_the_parent(world):
     world(2, forks)
+
+
+# --------------------------------------------------------------- privileges that are dropped later
+
+def without_privileges(comm):
+    """Whether messages still go; if not, the error says why."""
+    comm.barrier()
+    exec(WITHOUT_IPC_LOCK, {})
+    other = 1 - comm.rank
+    try:
+        for size in (10, 50000):
+            got = np.empty(size)
+            comm.sendrecv(np.full(size, comm.rank, "f8"), other, got, other)
+            assert (got == other).all()
+    except VerbsError as error:
+        assert error.errno == errno.EACCES and "drop privileges before init()" in str(error), error
+        return False
+    comm.barrier()
+    return True
+
+
+def test_privileges_dropped_after_init(world, device):
+    """soft0 does not mind; for rxe0 sending is a write() to a file, which the kernel then refuses."""
+    results = world(2, without_privileges)
+    if [d.provider for d in v.devices() if d.name == device] == ["softnic"]:
+        assert results == [True, True]
 
 
 # ------------------------------------------------------------------------------------- import
