@@ -58,6 +58,7 @@ cdef class Base:
 
     cdef int ensure(self, str what) except -1
     cdef int enter(self, str what) except -1
+    cdef int enter_plain(self, str what, object array) except -1
     cdef void leave(self) noexcept
     cdef int poll_and_leave(self) noexcept
     cdef void reap(self) noexcept

@@ -154,6 +154,17 @@ cdef class Base:
             raise self.fatal_error(what)
         return 0
 
+    cdef int enter_plain(self, str what, object array) except -1:
+        """`enter`, with what `plain_array` accepted: where the mutex must be waited for, without the GIL,
+        no other thread can resize the array meanwhile."""
+        cdef Buffer held
+        if self.is_open and pthread_mutex_trylock(&self.e.mutex) == 0:
+            if not self.e.fatal:
+                return 0
+            pthread_mutex_unlock(&self.e.mutex)
+        held = acquire_plain(array)
+        return self.enter(what)
+
     cdef void leave(self) noexcept:
         if leave_call(self.e):
             self.reap()

@@ -78,7 +78,10 @@ cdef int send(Base g, object buf, int peer, uint64_t tag, object timeout) except
             return 0
     if timeout is not USE_CONFIG:
         g.until(timeout)
-    g.enter("send")
+    if held is None:
+        g.enter_plain("send", buf)
+    else:
+        g.enter("send")
     if send_now(e, &e.peers[peer], m.dtype, m.ptr, m.n, tag):
         poll_once(e, False)
         g.leave()
@@ -108,7 +111,10 @@ cdef object send_slowly(Base g, object buf, object held, int peer, uint64_t tag,
                     and (<Buffer>held).readonly):
                 held, entry = lend_read_only(g, held, 0, m.n)
                 m.ptr = (<Buffer>held).ptr
-    g.enter("send")
+    if plain:
+        g.enter_plain("send", buf)
+    else:
+        g.enter("send")
     r = req_new(e)
     if r == NULL:
         g.leave()
@@ -193,7 +199,10 @@ cdef Py_ssize_t receive(Base g, object buf, int peer, uint64_t tag, bint any_tag
     if (g.cache is not None or held is not None) and m.n > e.eager_limit and type(held) is not PieceList:
         held = hold(buf if held is None else held, True, &m)
         entry = covering(g, buf, held, IBV_ACCESS_LOCAL_WRITE)
-    g.enter(what)
+    if held is None:
+        g.enter_plain(what, buf)
+    else:
+        g.enter(what)
     r = req_new(e)
     if r == NULL:
         g.leave()

@@ -274,7 +274,7 @@ cdef Request start(Base engine, bint receiving, object buf, int peer, uint64_t t
     q.what = "irecv" if receiving else "isend"
     if not receiving and sig == NULL and group == 0 and offset == 0 and nbytes < 0 and plain_array(buf, False, &m):
         # The common case, as in `send`: it has left before anybody could touch the array.
-        engine.enter("isend")
+        engine.enter_plain("isend", buf)
         if send_now(engine.e, &engine.e.peers[peer], m.dtype, m.ptr, m.n, tag):
             q.count = m.n
             q.other = peer
