@@ -23,6 +23,7 @@ import time
 
 import numpy as np
 import pytest
+from verbs.pair import SANITIZED
 
 
 def pattern(n, start=0):
@@ -178,7 +179,7 @@ def slow_receiver(comm, total, piece, sleep):
 def test_a_slow_receivers_memory_is_given_back(world, scale, piece):
     total = min(4 * scale.bytes, 256 << 20)
     for peak, left in world(2, slow_receiver, total, piece, 1.0 * min(4, scale.time), timeout=60):
-        assert peak < 256 << 20 and left < 24 << 20, (peak >> 20, left >> 20)
+        assert peak < 256 << 20 and (SANITIZED or left < 24 << 20), (peak >> 20, left >> 20)
 
 
 @pytest.mark.stress
