@@ -37,10 +37,18 @@ def passes(target, value):
 
 def row(name, unit, ours, theirs=None, against=None, target=None, note=None):
     """One row of the table, of figures that were measured in turn: ``ours[i]`` and ``theirs[i]`` in
-    round i. ``against`` names the competitor. Without ``theirs`` the row has no ratio."""
+    round i. ``against`` names the competitor. Without ``theirs`` the row has no ratio. A round in
+    which the competitor printed no figure above 0 (seen of perftest in a virtual machine) is left
+    out, and the row's note says so; Missing if all were so."""
     ratio = difference = None
     if theirs:
-        pairs = list(zip(ours, theirs, strict=True))
+        pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b > 0]
+        if not pairs:
+            raise Missing(f"{name}: {against} printed no figure above 0 in {len(theirs)} rounds")
+        if len(pairs) < len(theirs):
+            left = f"{len(theirs) - len(pairs)} of {len(theirs)} rounds left out: {against} printed 0"
+            note = f"{note}; {left}" if note else left
+        ours, theirs = map(list, zip(*pairs, strict=True))
         ratio = statistics.median(a / b for a, b in pairs)
         difference = statistics.median(a - b for a, b in pairs)
     value = None

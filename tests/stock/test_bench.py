@@ -38,6 +38,14 @@ def test_a_row_judges_the_rounds():
         figures.row("r", "us", [1], target="<= 0.5x")
 
 
+def test_a_round_without_a_figure_is_left_out():
+    row = figures.row("r", "MB/s", [8, 9, 10], [10, 0, 20], "ib_read_bw", ">= 0.6x", note="slow")
+    assert row["ratio"] == pytest.approx(0.65) and row["pass"] and row["ours"] == figures.spread([8, 10])
+    assert row["note"] == "slow; 1 of 3 rounds left out: ib_read_bw printed 0"
+    with pytest.raises(figures.Missing, match="ib_read_bw printed no figure above 0 in 2 rounds"):
+        figures.row("r", "MB/s", [1, 2], [0, 0], "ib_read_bw")
+
+
 def test_names_of_rows_are_unique():
     names = [name for module in run.load(run.GROUPS) for name in module.ROWS]
     assert len(set(names)) == len(names) and len(names) > 20
