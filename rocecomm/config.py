@@ -13,11 +13,12 @@ import difflib
 import logging
 import math
 import numbers
+import operator
 import os
 
-from .errors import ConfigError
+from .errors import ConfigError, brief
 
-__all__ = ["Config", "WIRE_VERSION", "USE_CONFIG", "check_timeout", "unknown_variables",
+__all__ = ["Config", "WIRE_VERSION", "USE_CONFIG", "as_integer", "check_timeout", "unknown_variables",
            "warn_of_unknown_variables"]
 
 #: Version of everything that ranks exchange. Ranks of different versions do not join.
@@ -41,6 +42,16 @@ class _UseConfig:
 USE_CONFIG = _UseConfig()
 
 
+def as_integer(value):
+    """``value`` as an int, or None if it is none: bools and arrays (of more than one element) are not."""
+    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def check_timeout(value, what="timeout"):
     """``value`` as seconds (float), or None for "wait for ever". 0 means "poll once".
 
@@ -51,11 +62,11 @@ def check_timeout(value, what="timeout"):
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number of seconds or None (wait for ever), "
-                        f"not {value!r} of type {type(value).__name__}")
+                        f"not {brief(value)} of type {type(value).__name__}")
     seconds = float(value)
     if not 0.0 <= seconds <= MAX_TIMEOUT:      # false for NaN as well
         raise ValueError(f"{what} must lie between 0 and {MAX_TIMEOUT:.0f} seconds, "
-                         f"not {value!r}; pass None to wait for ever")
+                         f"not {brief(value)}; pass None to wait for ever")
     return seconds
 
 
@@ -348,7 +359,7 @@ def settings():
 
 
 def _bad(name, value, allowed):
-    return ConfigError(f"{name} is {value!r}, but it must be {allowed}",
+    return ConfigError(f"{name} is {brief(value)}, but it must be {allowed}",
                        name=name, value=value)
 
 

@@ -9,12 +9,23 @@ This module imports nothing of the package.
 """
 
 import builtins
+import reprlib
 
 __all__ = [
     "RocecommError", "VerbsError", "CompletionError", "DeviceNotFoundError",
     "ClosedError", "TimeoutError", "PeerDeadError", "JoinError",
     "MessageTruncatedError", "MismatchError", "ConfigError",
 ]
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 60
+
+
+def brief(value):
+    """``repr(value)`` on one line, cut in the middle beyond some 60 characters: what an error says of
+    a wrong argument, which may be an array of a million elements."""
+    return " ".join(_short.repr(value).split())
 
 
 def _rebuild(cls, message, fields, extra):

@@ -7,7 +7,7 @@ out, ``kernels`` adds the numbers. :class:`Collectives` is what a communicator h
 import threading
 
 from ..config import USE_CONFIG, check_timeout
-from ..errors import PeerDeadError, TimeoutError
+from ..errors import PeerDeadError, TimeoutError, brief
 from ..link.memory import acquire
 from . import doubling, kernels, plan, ring
 from .operation import Operation
@@ -135,8 +135,8 @@ class Collectives:
         return self._memory
 
     def _check(self, source, target, op):
-        if op not in kernels.OPERATIONS:
-            raise ValueError(f"all_reduce has no reduction {op!r}, only "
+        if not isinstance(op, str) or op not in kernels.OPERATIONS:
+            raise ValueError(f"all_reduce has no reduction {brief(op)}, only "
                              f"{', '.join(map(repr, kernels.OPERATIONS))}")
         dtype, item = source.dtype, source.itemsize
         if not kernels.supported(dtype, op):

@@ -21,14 +21,13 @@ from rocecomm.verbs.buffer cimport Buffer, acquire, acquire_plain
 from rocecomm.verbs.libibverbs cimport IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ
 
 import numbers
-import operator
 import os
 import threading
 import time
 import weakref
 
-from ..config import USE_CONFIG, check_timeout
-from ..errors import ClosedError
+from ..config import USE_CONFIG, as_integer, check_timeout
+from ..errors import ClosedError, brief
 from ..verbs.mr import registration_hint
 from . import failure, wireup
 from .wire import OPERATIONS, dtype_name
@@ -217,10 +216,11 @@ cdef class Base:
             if overflow:
                 n = -1
         else:
-            if isinstance(rank, bool) or not hasattr(type(rank), "__index__"):
+            number = as_integer(rank)
+            if number is None:
                 raise TypeError(f"{what} must be a rank, an integer from 0 to {self.size - 1}, not "
-                                f"{rank!r} of type {type(rank).__name__}")
-            return self.peer_arg(operator.index(rank), what)
+                                f"{brief(rank)} of type {type(rank).__name__}")
+            return self.peer_arg(number, what)
         if n < 0 or n >= self.size:
             raise ValueError(f"{what} must be a rank from 0 to {self.size - 1}, not {rank}")
         return <int>n
@@ -233,9 +233,10 @@ cdef class Base:
             if n >= 0 and not overflow:
                 return <uint64_t>n
             raise ValueError(f"tag must lie between 0 and 2**63 - 1, not {tag}")
-        if isinstance(tag, bool) or not hasattr(type(tag), "__index__"):
-            raise TypeError(f"tag must be an integer, not {tag!r} of type {type(tag).__name__}")
-        return self.tag_arg(operator.index(tag))
+        number = as_integer(tag)
+        if number is None:
+            raise TypeError(f"tag must be an integer, not {brief(tag)} of type {type(tag).__name__}")
+        return self.tag_arg(number)
 
     cdef int64_t until(self, object timeout) except? -1:
         """The deadline in rc_now's nanoseconds."""

@@ -20,12 +20,11 @@ from rocecomm.verbs.libibverbs cimport (
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
     IBV_ACCESS_REMOTE_WRITE, ibv_mr)
 
-import operator
 
 import numpy as np
 
-from ..config import USE_CONFIG
-from ..errors import TimeoutError
+from ..config import USE_CONFIG, as_integer
+from ..errors import TimeoutError, brief
 
 cnp.import_array()
 
@@ -53,10 +52,11 @@ cdef class AtomicRequest(Request):
 # -------------------------------------------------------------------------- arguments
 
 cdef uint64_t number_arg(object value, str what, str name, int bits) except? 0xFFFFFFFFFFFFFFFF:
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise TypeError(f"{what}: {name} must be an integer, not {value!r} of type "
+    number = as_integer(value)
+    if number is None:
+        raise TypeError(f"{what}: {name} must be an integer, not {brief(value)} of type "
                         f"{type(value).__name__}")
-    value = operator.index(value)
+    value = number
     if value < 0 or value >> bits:
         hint = "; to subtract n, add 2**64 - n" if bits == 64 and value < 0 else ""
         raise ValueError(f"{what}: {name} must lie between 0 and 2**{bits} - 1, not {value}{hint}")

@@ -19,7 +19,6 @@ from rocecomm.verbs.libibverbs cimport (
 from rocecomm.verbs.mr cimport MR
 
 import hmac
-import operator
 import struct
 import weakref
 from errno import EFAULT
@@ -27,7 +26,8 @@ from errno import EFAULT
 import numpy as np
 
 from ..enums import AccessFlags
-from ..errors import ClosedError, VerbsError
+from ..config import as_integer
+from ..errors import ClosedError, VerbsError, brief
 
 #: Bytes of read-only memory that a rank sends from copies at a time, see `lend_read_only`.
 STAGED_MAX = 256 << 20
@@ -208,13 +208,13 @@ cdef int access_arg(object access) except -1:
         for letter in access:
             if letter not in _LETTERS:
                 raise ValueError("register: access is made of 'r' (peers may read), 'w' (write) and "
-                                 f"'a' (atomic operations), or AccessFlags, not {access!r}")
+                                 f"'a' (atomic operations), or AccessFlags, not {brief(access)}")
             bits |= <int>_LETTERS[letter]
         return bits
-    if isinstance(access, bool) or not hasattr(type(access), "__index__"):
+    number = as_integer(access)
+    if number is None:
         raise TypeError("register: access must be a string of 'r', 'w' and 'a', or AccessFlags, not "
-                        f"{access!r} of type {type(access).__name__}")
-    number = operator.index(access)
+                        f"{brief(access)} of type {type(access).__name__}")
     if number < 0 or number & ~(REMOTE | IBV_ACCESS_LOCAL_WRITE):
         raise ValueError("register: access may hold IBV_ACCESS_REMOTE_READ, _REMOTE_WRITE, "
                          f"_REMOTE_ATOMIC and _LOCAL_WRITE, not {access!r}")
@@ -274,10 +274,10 @@ cdef class RemoteBuffer:
 
     cdef uint64_t at(self, object offset, uint64_t nbytes, int need, str what) except? 0:
         cdef uint64_t start
-        if isinstance(offset, bool) or not hasattr(type(offset), "__index__"):
+        number = as_integer(offset)
+        if number is None:
             raise TypeError(f"{what}: offset must be an integer, bytes from the start of the remote "
-                            f"region, not {offset!r} of type {type(offset).__name__}")
-        number = operator.index(offset)
+                            f"region, not {brief(offset)} of type {type(offset).__name__}")
         if number < 0 or number > self.length or nbytes > self.length - <uint64_t>number:
             raise ValueError(f"{what}: bytes {number} to {number + nbytes} do not lie in the region of "
                              f"{self.length} bytes of rank {self.rank}; nothing was transferred")

@@ -15,7 +15,7 @@ has one request in flight at each server.
 
 import json
 
-from ..errors import MismatchError, PeerDeadError, RocecommError, TimeoutError
+from ..errors import MismatchError, PeerDeadError, RocecommError, TimeoutError, brief
 
 #: Message spaces from here up are ours; each parameter server of a communicator has one.
 SPACE = 1 << 31
@@ -85,7 +85,7 @@ def check_key(key):
     if isinstance(key, str):
         return key
     if isinstance(key, bool) or not hasattr(key, "__index__"):
-        raise TypeError(f"a key is a text or an integer, not {key!r}")
+        raise TypeError(f"a key is a text or an integer, not {brief(key)}")
     return key.__index__()
 
 
