@@ -8,7 +8,8 @@ runs inside their jobs, Open MPI before Slurm for the same reason.
 import os
 from typing import NamedTuple
 
-from ..errors import ConfigError, JoinError
+from ..config import as_integer
+from ..errors import ConfigError, JoinError, brief
 
 
 class Launch(NamedTuple):
@@ -111,12 +112,12 @@ def start_time(pid):
 def _index(value, what):
     if value is None:
         return None
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{what} must be an integer, not {value!r}")
-    value = value.__index__()
-    if not 0 <= value < 1 << 20:
-        raise ValueError(f"{what} must lie between 0 and {(1 << 20) - 1}, not {value}")
-    return value
+    number = as_integer(value)
+    if number is None:
+        raise TypeError(f"{what} must be an integer, not {brief(value)}")
+    if not 0 <= number < 1 << 20:
+        raise ValueError(f"{what} must lie between 0 and {(1 << 20) - 1}, not {number}")
+    return number
 
 
 def _number(environ, name, default=None):

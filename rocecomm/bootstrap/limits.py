@@ -1,5 +1,7 @@
 """Bounds of everything that goes through a store."""
 
+from ..errors import brief
+
 MAX_KEY = 255
 MAX_VALUE = 1 << 20
 MAX_KEYS = 1 << 20
@@ -9,7 +11,7 @@ MAX_TOTAL = 1 << 30
 def check_key(key):
     """The key as bytes."""
     if not isinstance(key, str):
-        raise TypeError(f"a key of the store is a str, not {key!r}")
+        raise TypeError(f"a key of the store is a str, not {brief(key)}")
     data = key.encode()
     if not 0 < len(data) <= MAX_KEY // 3:         # file names hold it in hexadecimal
         raise ValueError(f"a key of the store has 1 to {MAX_KEY // 3} bytes, not "

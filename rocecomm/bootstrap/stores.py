@@ -6,7 +6,7 @@ import os
 import secrets
 import stat
 
-from ..errors import ConfigError, JoinError, TimeoutError
+from ..errors import ConfigError, JoinError, TimeoutError, brief
 from . import trouble
 from .address import announced_addresses, parse_address
 from .carrier import TorchCarrier
@@ -179,7 +179,7 @@ class PlainStore:
         for name in ("set", "get"):
             if not callable(getattr(store, name, None)):
                 raise TypeError(f"store must be 'host:port', 'file:FOLDER' or an object with "
-                                f"set and get, and {store!r} has no {name}")
+                                f"set and get, and {brief(store)} has no {name}")
         self._store = store
 
     def set(self, key, value):

@@ -15,6 +15,7 @@ has one request in flight at each server.
 
 import json
 
+from ..config import as_integer
 from ..errors import MismatchError, PeerDeadError, RocecommError, TimeoutError, brief
 
 #: Message spaces from here up are ours; each parameter server of a communicator has one.
@@ -84,9 +85,10 @@ def check_key(key):
     """Keys are texts or integers (numpy's too)."""
     if isinstance(key, str):
         return key
-    if isinstance(key, bool) or not hasattr(key, "__index__"):
+    number = as_integer(key)
+    if number is None:
         raise TypeError(f"a key is a text or an integer, not {brief(key)}")
-    return key.__index__()
+    return number
 
 
 def describe(dtype, shape):

@@ -2,6 +2,8 @@
 
 import zlib
 
+from ..errors import brief
+
 
 def server_of(key, servers):
     """The rank among ``servers`` that holds ``key``: the same on every rank, in every run."""
@@ -20,5 +22,5 @@ def roles(size, servers=(0,), workers=None):
         if not ranks or len(set(ranks)) != len(ranks) \
                 or not all(isinstance(r, int) and 0 <= r < size for r in ranks):
             raise ValueError(f"{name} must be different ranks of a world of {size}, at least "
-                             f"one, not {ranks!r}")
+                             f"one, not {brief(ranks)}")
     return servers, workers

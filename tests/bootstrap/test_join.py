@@ -149,7 +149,7 @@ def every_setting(peers, names):
 def test_each_wire_setting_is_compared(world):
     from rocecomm.config import settings
     other = {"eager_limit": 4096, "peer_credits": 7, "algorithm": "ring",
-             "doubling_limit": 0, "segment": 4096}
+             "doubling_limit": 0, "segment": 4096, "connect": "lazy"}
     wire = [field for field in settings() if field.metadata["wire"]]
     values = [(f.name, other.get(f.name)) for f in wire]
     assert all(value is not None for _, value in values), "a new setting needs a value here"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import rocecomm
 from rocecomm.errors import brief
 
 
@@ -42,3 +43,12 @@ def wrong(comm):
 def test_errors_are_one_line(world):
     for name, text in world(1, wrong)[0].items():
         assert name in text and len(text) < 300 and "\n" not in text, text
+
+
+@pytest.mark.parametrize("arguments", [{"store": np.ones(999)}, {"rank": np.arange(999), "world_size": 2},
+                                       {"timeout": np.ones(999)}, {"progress": np.ones(999)}])
+def test_errors_of_init_are_one_line(arguments):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        rocecomm.init(**arguments)
+    text = str(caught.value)
+    assert next(iter(arguments)) in text and len(text) < 300 and "\n" not in text, text
